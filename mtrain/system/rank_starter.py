@@ -14,9 +14,12 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import FrameType
-from typing import Protocol
+from typing import TYPE_CHECKING, TypeAlias
 
 from mtrain.errors import LaunchError
+
+if TYPE_CHECKING:
+    from mtrain.system.copied import CopiedProcess
 
 POLL_S = 0.02
 """Pause between two looks at the ranks, in seconds."""
@@ -25,6 +28,8 @@ ORPHAN_GRACE_S = 30.0
 RECORD = re.compile(r'^rank ended: (\{"rank": \d+, "status": -?\d+\})$', re.MULTILINE)
 SHELL_RECORD = """printf 'rank ended: {"rank": %s, "status": %s}\\n' "$RANK" "$status" """
 """The same record, by a shell that has run a rank."""
+Process: TypeAlias = "subprocess.Popen[bytes] | CopiedProcess"
+"""A rank is a process of its own, or a copy of this one."""
 Death = tuple[int, int]
 """A failed rank and its exit status; negative: the signal that ended it."""
 
@@ -37,19 +42,6 @@ def read_deaths(log: str) -> list[Death]:
 def status_for_shell(status: int) -> int:
     """Return an exit status as a shell reports it: 128 plus the number of the signal that ended the process."""
     return 128 - status if status < 0 else status
-
-
-class Process(Protocol):
-    """The part of a process that ``Ranks`` needs."""
-
-    @property
-    def returncode(self) -> int | None: ...  # noqa: D102
-
-    def poll(self) -> int | None: ...  # noqa: D102
-
-    def send_signal(self, number: int) -> None: ...  # noqa: D102
-
-    def kill(self) -> None: ...  # noqa: D102
 
 
 class Ranks:

@@ -106,14 +106,10 @@ class Candidates:
         return [node for node, candidate in self._by_node.items() if candidate.fits]
 
     @property
-    def fitting_since(self) -> float:
-        """Return when the last one of ``fitting`` was found to fit, in the time of the clock; 0: there is none."""
-        return max((candidate.concluded_at for candidate in self._by_node.values() if candidate.fits), default=0.0)
-
-    @property
-    def first_fitting_since(self) -> float:
-        """Return when the first one of ``fitting`` was found to fit, in the time of the clock; 0: there is none."""
-        return min((candidate.concluded_at for candidate in self._by_node.values() if candidate.fits), default=0.0)
+    def fitting_since(self) -> tuple[float, float]:
+        """Return when the first and the last one of ``fitting`` were found to fit, in the time of the clock; 0: there is none."""
+        times = [candidate.concluded_at for candidate in self._by_node.values() if candidate.fits] or [0.0]
+        return min(times), max(times)
 
     @property
     def unfit(self) -> list[int]:

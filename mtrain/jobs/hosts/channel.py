@@ -99,14 +99,17 @@ class Channel:
         self.noise: deque[str] = deque(maxlen=NOISE_LINES)
         """The last lines that came before the first message and are no messages."""
         # Each is closed by itself, and a socket that is both would be closed twice.
-        self._incoming, self._outgoing = incoming, outgoing if outgoing != incoming else os.dup(incoming)
+        self.incoming, self._outgoing = incoming, outgoing if outgoing != incoming else os.dup(incoming)
+        """Descriptors to read from and to write to."""
         self._beat_s = beat_s
         self._last_read = self._ticked_at = time.monotonic()
         self._was_paused = False
         """Whether this process stood still since the peer was last heard."""
         self._next_beat = self._last_read + beat_s
-        self._lost: Disconnection | None = None
-        self._spoken = False
+        self.lost: Disconnection | None = None
+        """Why the channel has ended; None while it is open."""
+        self.spoken = False
+        """Whether a message or heartbeat has arrived from the peer yet."""
         self._changed = threading.Condition()
         self._inbox: deque[Message] = deque()
         self._answers: dict[int, Message] = {}
@@ -116,32 +119,22 @@ class Channel:
         self._closing = False
         self._deadline = float("inf")
         self._finished = threading.Event()
-        for descriptor in (self._incoming, self._outgoing):
+        for descriptor in (self.incoming, self._outgoing):
             os.set_blocking(descriptor, False)
         self._thread = ChannelThread(f"channel {peer}", many=False) if thread is None else thread
         self._thread.serve(self)
 
     # --------------------------------------------------------------------------------------------------------- messages
     @property
-    def lost(self) -> Disconnection | None:
-        """Return why the channel has ended, or None while it is open."""
-        return self._lost
-
-    @property
-    def spoken(self) -> bool:
-        """Return whether a message or heartbeat has arrived from the peer yet."""
-        return self._spoken
-
-    @property
     def shell_output(self) -> list[str]:
         """Return the lines that came before a first message, an unfinished one included.
 
         Empty once a message has come.
         """
-        if self._spoken:
+        if self.spoken:
             return []
         rest = self._partial[:NOISE_BYTES].decode(errors="replace").strip()
-        return [*self.noise, *([rest] if rest and self._lost is None else [])]
+        return [*self.noise, *([rest] if rest and self.lost is None else [])]
 
     @property
     def unsent_bytes(self) -> int:
@@ -163,7 +156,7 @@ class Channel:
         if len(line) > MAX_MESSAGE_BYTES:
             raise ValueError(f"a message of {len(line)} bytes; at most {MAX_MESSAGE_BYTES} are sent")
         with self._changed:
-            if self._lost is not None:
+            if self.lost is not None:
                 return
             if len(self._unsent) > MAX_UNSENT_BYTES:
                 self._lose(Disconnection(cause=Cause.NOT_READING))
@@ -192,11 +185,11 @@ class Channel:
             Lost: the channel has ended, and every message that had arrived has been taken.
         """
         with self._changed:
-            self._changed.wait_for(lambda: self._inbox or self._lost is not None, timeout_s)
+            self._changed.wait_for(lambda: self._inbox or self.lost is not None, timeout_s)
             if self._inbox:
                 return self._inbox.popleft()
-            if self._lost is not None:
-                raise Lost(self._lost)
+            if self.lost is not None:
+                raise Lost(self.lost)
             return None
 
     def ask(self, verb: str, **fields: Any) -> int:
@@ -221,15 +214,15 @@ class Channel:
         remaining_s, deadline = timeout_s, time.monotonic() + timeout_s
         with self._changed:
             while not self._changed.wait_for(
-                lambda: number in self._answers or self._lost is not None, min(remaining_s, STOP_POLL_S)
+                lambda: number in self._answers or self.lost is not None, min(remaining_s, STOP_POLL_S)
             ):
                 remaining_s = deadline - time.monotonic()
                 if remaining_s <= 0 or stop():
                     break
             answer = self._answers.pop(number, None)
         if answer is None:
-            if self._lost is not None:
-                raise Lost(self._lost)
+            if self.lost is not None:
+                raise Lost(self.lost)
             raise TimeoutError(f"{self.peer} did not answer within {timeout_s:g} s")
         if "error" in answer:
             raise Refused(str(answer["error"]), code=answer.get("code"))
@@ -251,11 +244,6 @@ class Channel:
 
     # ------------------------------------------------------------------------------- what the thread calls, see `Served`
     @property
-    def incoming(self) -> int:
-        """Return the descriptor to read from."""
-        return self._incoming
-
-    @property
     def outgoing(self) -> int | None:
         """Return the descriptor to write to while there is something to write."""
         return self._outgoing if self._unsent else None
@@ -263,7 +251,7 @@ class Channel:
     @property
     def is_over(self) -> bool:
         """Return whether the channel has ended."""
-        return self._lost is not None
+        return self.lost is not None
 
     def tick(self, now: float) -> float:
         """Notice silence, send the heartbeat, end a channel that is closed; return when this is due again."""
@@ -293,15 +281,15 @@ class Channel:
 
     def finish(self) -> None:
         """Close the descriptors."""
-        for descriptor in (self._incoming, self._outgoing):
+        for descriptor in (self.incoming, self._outgoing):
             os.close(descriptor)
         self._finished.set()
 
     def _lose(self, disconnection: Disconnection) -> None:
         """End the channel; of several causes the first one stands."""
         with self._changed:
-            if self._lost is None:
-                self._lost = disconnection
+            if self.lost is None:
+                self.lost = disconnection
             self._changed.notify_all()
 
     def _awaits_peer_close(self) -> bool:
@@ -316,7 +304,7 @@ class Channel:
     def read(self) -> None:
         """Read what has arrived, and take whole lines as messages."""
         try:
-            content = os.read(self._incoming, _CHUNK_BYTES)
+            content = os.read(self.incoming, _CHUNK_BYTES)
         except BlockingIOError:
             return
         except ConnectionResetError:  # the peer closed its end while it had unread bytes
@@ -325,7 +313,7 @@ class Channel:
             self._lose(Disconnection(cause=Cause.CONNECTION_FAILED, detail=str(error.strerror or error)))
             return
         if not content:
-            if self._partial and not self._spoken:
+            if self._partial and not self.spoken:
                 self._note_noise(self._partial)
             self._lose(Disconnection(cause=Cause.CLOSED_THERE))
             return
@@ -337,14 +325,14 @@ class Channel:
             self._lose(Disconnection(cause=Cause.LINE_TOO_LONG, limit_bytes=MAX_MESSAGE_BYTES))
 
     def _take(self, line: bytes) -> None:
-        message = _first_message(line) if self._skips_noise and not self._spoken else _parse(line)
+        message = _first_message(line) if self._skips_noise and not self.spoken else _parse(line)
         if message is None:
-            if self._spoken:
+            if self.spoken:
                 self._lose(Disconnection(cause=Cause.NO_MESSAGE, detail=line[:80].decode(errors="replace")))
             else:
                 self._note_noise(line)
             return
-        self._spoken = True
+        self.spoken = True
         if not message:  # a heartbeat
             return
         with self._changed:

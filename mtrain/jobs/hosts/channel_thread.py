@@ -19,9 +19,8 @@ _CHUNK_BYTES = 1 << 16
 class Served(Protocol):
     """Something with file descriptors that do not block. All members are used by the thread alone."""
 
-    @property
-    def incoming(self) -> int:
-        """Return the descriptor to read from."""
+    incoming: int
+    """The descriptor to read from."""
 
     @property
     def outgoing(self) -> int | None:

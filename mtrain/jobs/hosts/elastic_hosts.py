@@ -205,13 +205,13 @@ class ElasticHosts(ConnectedHosts):
     def _have_come(self) -> bool:
         """Return whether those that have come are no longer kept waiting for others, which come after them."""
         candidates = self._candidates
-        now = candidates.clock()
-        waited = now - candidates.first_fitting_since
+        now, (first, last) = candidates.clock(), candidates.fitting_since
+        waited = now - first
         if waited > PUT_OFF_S:
             return True
         if candidates.checking and waited <= CHECK_S:
             return False  # Each new start of the job costs all of its hosts some work.
-        return now - candidates.fitting_since > SETTLE_S
+        return now - last > SETTLE_S
 
     def _prepare(self, member: Member) -> None:
         """Prepare a host that has come."""
