@@ -68,7 +68,7 @@ def test_a_run_named_through_the_link_to_the_latest_goes_on_in_its_own_folder(
     latest = tmp_path / "latest"
     for requested in (latest, latest / "checkpoints" / "step-1"):
         resume = find.find_resume(str(requested), base=tmp_path, name="job")
-        assert resume == find.Resume(tmp_path / "mine", checkpoint)
+        assert resume == find.Where(tmp_path / "mine", checkpoint)
         runfolder.point_latest(resume.run)
         assert latest.resolve() == tmp_path / "mine"
     own = tmp_path / "link"  # A link of the user's own is never pointed elsewhere.
