@@ -13,8 +13,8 @@ from mtrain.compare.results import BackendRow
 from mtrain.core.record_files import write_json
 from mtrain.core.update.recipe import make_recipe
 from mtrain.errors import LaunchError, MtrainError, SpecError, UsageError
+from mtrain.jobs.hosts import this_host
 from mtrain.jobs.plan import elastic
-from mtrain.jobs.hosts.this_host import run_job
 from mtrain.jobs.plan.plan import make_plan
 from mtrain.jobs.run import script_job
 from mtrain.rank.script.settings import PLAIN
@@ -95,7 +95,7 @@ def run_job(request: CompareRequest, loaded: "Loaded", name: str, *, rounds: Seq
         if rounds:
             write_json(folder / runfolder.ROUNDS, [str(path.absolute()) for path in rounds])
         mode = "compare" if rounds else "train"
-        result = run_job(loaded, folder, mode=mode, quiet=True, stream=io.StringIO())
+        result = this_host.run_job(loaded, folder, mode=mode, quiet=True, stream=io.StringIO())
     except LaunchError as error:
         return EndedJob(code=error.exit_code, reason=str(error), folder=RunFolder(folder))
     if result.code in ENDED:
