@@ -5,9 +5,10 @@ import torch
 from torch import nn
 
 from mtrain.backends._torch import syncbn
-from mtrain.backends._torch.collective import DistributedCollective, LocalCollective
+from mtrain.backends._torch.collective import DistributedCollective
 from mtrain.backends._torch.engine import TorchEngine
 from mtrain.backends._torch.nn import BatchNorm2d
+from mtrain.backends.engine import LocalCollective
 from mtrain.errors import SpecError
 from tests.backends.recipes import recipe
 

@@ -8,12 +8,12 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from typing import Any, Literal, Protocol
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from mtrain.backends._deepspeed import internals
 from mtrain.backends._torch.parts.shards import Part, spans_of
+from mtrain.backends.engine import have_gradients
 from mtrain.errors import SpecError
 
 
@@ -236,8 +236,7 @@ class ZeroExchange:
 
     def _complete(self) -> list[str]:
         """Add zero gradients where only other ranks have one; return the names for which no rank has a gradient."""
-        present = np.array([float(p.grad is not None) for p in self._trained.values()], np.float32)
-        any_rank_flags = self._collective.all_reduce(present, "max").tolist()
+        any_rank_flags = have_gradients(list(self._trained.values()), self._collective)
         absent = []
         for (name, parameter), on_any_rank in zip(self._trained.items(), any_rank_flags, strict=True):
             if not on_any_rank:

@@ -17,7 +17,7 @@ from mtrain.backends._fsdp.sharding import OwnParts, shard_unit, without_values
 from mtrain.backends._fsdp.units import Unit, units
 from mtrain.backends._torch.collective import TorchCollective
 from mtrain.backends._torch.layout import use_channels_last
-from mtrain.backends._torch.optimizer import Exchange, TorchOptimizer
+from mtrain.backends._torch.optimizer import TorchOptimizer
 from mtrain.backends._torch.parts import whole_states
 from mtrain.backends._torch.parts.engine import SplitEngine
 from mtrain.backends._torch.parts.optimizer import ShardedOptimizer
@@ -27,6 +27,7 @@ from mtrain.backends.base import Check
 from mtrain.core.interfaces import Mesh, Recipe
 from mtrain.core.interfaces.capabilities import Prepared
 from mtrain.core.overriding import override
+from mtrain.core.update.order import Exchange
 from mtrain.errors import SpecError
 from mtrain.spec import package_parts
 
@@ -59,10 +60,10 @@ class FsdpEngine(SplitEngine):
             self._spread = None
 
     @override
-    def built(self, build: Callable[[], nn.Module], recipe: Recipe) -> nn.Module:
+    def build_model(self, build: Callable[[], nn.Module], recipe: Recipe) -> nn.Module:
         """Build a model of which each rank keeps its part."""
         if self.collective.size == 1:
-            return super().built(build, recipe)
+            return super().build_model(build, recipe)
         self._spread = Spread(self.collective, self.target)
         with self._spread:
             model = self._place(build(), recipe)
@@ -81,9 +82,9 @@ class FsdpEngine(SplitEngine):
         return recipe
 
     @override
-    def moved(self, model: nn.Module) -> nn.Module:
+    def move(self, model: nn.Module) -> nn.Module:
         """Leave a model on the host whose parts alone are to be on the device."""
-        return super().moved(model) if self._spread is None else model
+        return super().move(model) if self._spread is None else model
 
     @override
     def wrap(self, model: nn.Module, recipe: Recipe) -> tuple[nn.Module, Exchange]:

@@ -44,7 +44,7 @@ def choose(name: DeviceName, *, local_rank: int, tf32: bool, keep: bool) -> str:
     return device
 
 
-def named(device: str) -> str:
+def describe(device: str) -> str:
     """Return the device's name for display: ``cpu``, or ``cuda:1 (NVIDIA H100)``."""
     if device == "cpu":
         return device
@@ -74,6 +74,6 @@ def free_memory_bytes(device: str) -> int | None:
     return int(paddle.device.cuda.get_device_properties(device).total_memory)
 
 
-def seed(value: int) -> None:
-    """Seed Paddle's random generators."""
+def seed(device: str, value: int) -> None:
+    """Seed Paddle's random generators, those of ``device`` included."""
     paddle.seed(value)

@@ -149,7 +149,7 @@ def use_tf32(allowed: bool) -> None:  # noqa: FBT001 - the only argument
     paddle.base.core.set_cudnn_switch(allowed)
 
 
-def unwrapped(model: Layer) -> Layer:
+def unwrap(model: Layer) -> Layer:
     """Return the layer that ``paddle.DataParallel`` was made of, or ``model`` if it is not one."""
     # DataParallel has no public attribute for it.
     return model._layers if isinstance(model, paddle.DataParallel) else model

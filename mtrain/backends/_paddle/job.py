@@ -16,9 +16,9 @@ from paddle.nn import Layer
 from mtrain.backends._paddle import internals, rank_environment
 from mtrain.backends._paddle.channel import Channel, PeerLost
 from mtrain.backends._paddle.collective import DistributedCollective
-from mtrain.backends._paddle.optimizer import Exchange
 from mtrain.backends.waiting import Waits
 from mtrain.core.overriding import override
+from mtrain.core.update.order import Exchange
 from mtrain.errors import LaunchError
 
 fleet: Any = paddle_fleet  # Paddle annotates it only partially

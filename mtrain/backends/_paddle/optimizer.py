@@ -25,8 +25,6 @@ from mtrain.core.update.masking import Masking
 from mtrain.core.update.order import NORM_EPSILON, Exchange, UpdateOrder
 from mtrain.core.update.recipe import assign, ema_shares
 
-__all__ = ["Exchange", "PaddleOptimizer"]
-
 Gradients = Sequence[Sequence[rules.Piece]]
 """The gradients of one update: by group with parameters, in pieces of neighbouring parameters."""
 

@@ -16,36 +16,6 @@ from mtrain.core.ranks.serialization import pack, unpack
 T = TypeVar("T")
 
 
-class LocalCollective:
-    """The collective of a job with a single rank."""
-
-    rank = 0
-    local_rank = 0
-    size = 1
-
-    def all_reduce(self, x: Any, op: Literal["sum", "mean", "max"]) -> Any:
-        """Return a copy of ``x``."""
-        return x.copy() if isinstance(x, np.ndarray) else x.detach().clone()
-
-    def all_gather(self, value: T) -> list[T]:
-        """Return ``[value]``."""
-        return [value]
-
-    def all_gather_tensor(self, x: Tensor) -> Tensor:
-        """Return ``x`` of all ranks, stacked along a new first axis."""
-        return x.detach().unsqueeze(0)
-
-    def broadcast_(self, tensors: Iterable[Tensor]) -> None:
-        """Overwrite ``tensors`` with those of rank 0."""
-
-    def time_waits(self) -> Waits:
-        """Return a counter that stays at 0: a single rank waits for nobody."""
-        return Waits()
-
-    def close(self) -> None:
-        """Do nothing: there is no connection to close."""
-
-
 def own_memory(tensor: Tensor) -> Tensor:
     """Return the tensor in this rank's memory; a buffer of a layer that a tensor group shares is a ``DTensor`` with it."""
     local: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor

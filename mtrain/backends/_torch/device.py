@@ -45,7 +45,7 @@ def choose(name: DeviceName, *, local_rank: int, tf32: bool, keep: bool) -> torc
     return torch.device("cuda", local_rank)
 
 
-def named(device: torch.device) -> str:
+def describe(device: torch.device) -> str:
     """Return the device's name for display: ``cpu``, or ``cuda:1 (NVIDIA H100)``."""
     return "cpu" if device.type == "cpu" else f"{device} ({torch.cuda.get_device_name(device)})"
 

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from mtrain.backends._kernels import library
-from mtrain.backends._torch.collective import LocalCollective, TorchCollective
+from mtrain.backends._torch.collective import TorchCollective
+from mtrain.backends.engine import LocalCollective
 
 # Legend: B batch, C channels, H, W.
 Merge = Callable[[Tensor, Tensor, Tensor, TorchCollective], tuple[Tensor, Tensor, Tensor]]

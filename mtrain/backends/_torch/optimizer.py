@@ -24,8 +24,6 @@ from mtrain.core.update.order import NO_CLOSURE, NORM_EPSILON, Exchange, UpdateO
 from mtrain.core.update.recipe import assign, ema_shares
 from mtrain.errors import SpecError
 
-__all__ = ["Exchange", "Gradients", "TorchOptimizer", "global_norm"]
-
 
 @dataclass(frozen=True, slots=True)
 class Gradients:
