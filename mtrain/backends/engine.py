@@ -18,6 +18,7 @@ import numpy as np
 from mtrain.backends._kernels.library import Loaded
 from mtrain.backends.base import Check
 from mtrain.backends.waiting import Waits
+from mtrain.core.collective import OneRank
 from mtrain.core.interfaces import Array, Batch, Capabilities, Collective, Module, Narrow, RankSession, Recipe, State
 from mtrain.core.network.quantising import fit_ranges
 from mtrain.core.overriding import override
@@ -39,20 +40,8 @@ class NoExchange:
         """Do nothing: there is nothing to exchange."""
 
 
-class LocalCollective:
+class LocalCollective(OneRank):
     """The collective of a job with a single rank, for tensors of any framework."""
-
-    rank = 0
-    local_rank = 0
-    size = 1
-
-    def all_reduce(self, x: Any, op: Literal["sum", "mean", "max"]) -> Any:
-        """Return a copy of ``x``."""
-        return x.copy() if isinstance(x, np.ndarray) else x.detach().clone()
-
-    def all_gather(self, value: Any) -> list[Any]:
-        """Return ``[value]``."""
-        return [value]
 
     def all_gather_tensor(self, x: Any) -> Any:
         """Return ``x`` of all ranks, stacked along a new first axis."""

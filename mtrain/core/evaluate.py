@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy as np
@@ -19,12 +20,21 @@ from mtrain.core.interfaces import (
     RankSession,
     Variation,
 )
-from mtrain.core.network.variations import Augmented
 from mtrain.errors import Interrupted
 
 Item = TypeVar("Item")
 Predictions = Callable[[Mapping[str, Array], HostBatch], Sequence[Any]]
 """Type of ``Model.predictions``, which turns model output into one value per sample."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Augmented:
+    """How a micro batch is varied, and how the outputs for its variations become one."""
+
+    varied: Callable[[HostBatch], Sequence[tuple[HostBatch, Variation]]]
+    """See ``TaskKind.varied``."""
+    joined: Callable[[Sequence[tuple[Mapping[str, Array], Variation]]], Mapping[str, Array]]
+    """See ``Model.joined``."""
 
 
 def evaluate(  # noqa: PLR0913  # the parts of an evaluation
@@ -104,7 +114,7 @@ def outputs(
     pending: deque[tuple[HostBatch, list[Variation]]] = deque()
     # The session may prefetch micro batches before it returns the first one.
 
-    def recorded() -> Iterator[HostBatch]:
+    def varied_copies() -> Iterator[HostBatch]:
         for host in loader:
             copies = [] if augmented is None else augmented.varied(host)
             pending.append((host, [variation for _, variation in copies]))
@@ -113,7 +123,7 @@ def outputs(
     def infer(batch: Batch) -> Mapping[str, Array]:
         return session.infer(model, batch) if narrow is None else session.infer(model, batch, narrow=narrow)
 
-    batches = session.batches(recorded())
+    batches = session.batches(varied_copies())
     for batch in batches:
         output = infer(batch)
         host, variations = pending.popleft()

@@ -17,7 +17,7 @@ class Two(DistributedCollective):
     """A rank of two, without the other one."""
 
     def __init__(self) -> None:
-        self.rank, self.local_rank, self.size = 0, 0, 2
+        self.rank, self.size = 0, 2
 
 
 def test_cuda_over_torchs_process_group_has_it_and_nothing_else() -> None:

@@ -85,7 +85,7 @@ class Counting:
     """A collective that counts its vectors."""
 
     def __init__(self, inside: Any) -> None:
-        self.inside, self.rank, self.local_rank, self.size = inside, inside.rank, inside.rank, inside.size
+        self.inside, self.rank, self.size = inside, inside.rank, inside.size
         self.lengths: list[int] = []
 
     def all_reduce(self, x: np.ndarray, op: str) -> Any:

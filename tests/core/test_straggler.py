@@ -32,7 +32,7 @@ class Rank:
     """One of several ranks whose exchanges are played by the test: it waits ``wait_s`` in each update of ``update_s``."""
 
     def __init__(self, ranks: "Ranks", rank: int) -> None:
-        self.rank, self.size, self.local_rank = rank, ranks.size, rank
+        self.rank, self.size = rank, ranks.size
         self._ranks = ranks
         self.lengths = []
         """Of each vector that was exchanged."""

@@ -36,7 +36,7 @@ SIDE = 32
 class Ranks:
     """Stands for the communication among ranks: the mean over ranks is given."""
 
-    rank = local_rank = 0
+    rank = 0
     size = 1
 
     def __init__(self, mean=None):

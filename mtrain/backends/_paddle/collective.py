@@ -18,9 +18,8 @@ T = TypeVar("T")
 class DistributedCollective:
     """The collective over Paddle's default process group; numpy arrays and objects travel over ``channel`` instead."""
 
-    def __init__(self, *, local_rank: int, channel: Channel) -> None:
+    def __init__(self, *, channel: Channel) -> None:
         self.rank = dist.get_rank()
-        self.local_rank = local_rank
         self.size = dist.get_world_size()
         self._channel = channel
 

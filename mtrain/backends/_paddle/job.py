@@ -67,7 +67,7 @@ class FleetJob:
         with internals.one_group(own.size) if target == "cpu" else nullcontext():
             _initialize(_strategy(options))
         _close_store_port(channel, own.rank)
-        self.collective = DistributedCollective(local_rank=own.local_rank, channel=channel)
+        self.collective = DistributedCollective(channel=channel)
         if target == "cpu":
             internals.on_terminate(_terminate)
 

@@ -125,7 +125,7 @@ class PaddleOptimizer(UpdateOrder[Gradients]):
         return [group.gradients() for group in self._groups]
 
     @override
-    def _norm(self, gradients: Gradients) -> float:
+    def _norm(self, gradients: Gradients) -> Tensor:
         return internals.norm([piece.grad for pieces in gradients for piece in pieces])
 
     @override
@@ -133,10 +133,6 @@ class PaddleOptimizer(UpdateOrder[Gradients]):
         for pieces in gradients:
             for piece in pieces:
                 piece.grad.scale_(factor)
-
-    @override
-    def _late_norm(self, gradients: Gradients, scale: float) -> Tensor:
-        return internals.norm_on_device([piece.grad for pieces in gradients for piece in pieces]) / scale
 
     @override
     def _clip_late(self, gradients: Gradients, norm: Tensor) -> None:

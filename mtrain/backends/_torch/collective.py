@@ -25,16 +25,14 @@ def own_memory(tensor: Tensor) -> Tensor:
 class DistributedCollective:
     """The collective over torch's default process group."""
 
-    def __init__(self, *, local_rank: int, host_group: dist.ProcessGroup | None) -> None:
+    def __init__(self, *, host_group: dist.ProcessGroup | None) -> None:
         """Wrap the process group that this rank has joined.
 
         Args:
-            local_rank: Number of this rank on its host.
             host_group: A gloo group for numpy arrays and objects, so that they never wait for a device; None: they
                 travel over the default group, which then must be gloo.
         """
         self.rank = dist.get_rank()
-        self.local_rank = local_rank
         self.size = dist.get_world_size()
         self._host_group = host_group
         self._waits: Waits | None = None

@@ -5,7 +5,9 @@ from contextlib import contextmanager
 from typing import Literal
 
 import torch
+from torch import distributed as dist
 
+from mtrain.backends.base import DeviceOptions
 from mtrain.errors import LaunchError
 from mtrain.system.memory import keep_memory, peak_resident_bytes, return_memory
 
@@ -43,6 +45,12 @@ def choose(name: DeviceName, *, local_rank: int, tf32: bool, keep: bool) -> torc
     torch.backends.cudnn.allow_tf32 = tf32
     torch.backends.cudnn.benchmark = True
     return torch.device("cuda", local_rank)
+
+
+def of_this_rank(options: DeviceOptions) -> torch.device:
+    """Choose the device of a rank that a launcher has started, see ``choose``."""
+    local_rank = dist.get_node_local_rank(fallback_rank=0)
+    return choose(options.device, local_rank=local_rank, tf32=options.tf32, keep=options.keep_memory)
 
 
 def describe(device: torch.device) -> str:

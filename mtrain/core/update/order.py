@@ -60,7 +60,7 @@ NO_CLOSURE = (
     "torch.optim that needs one: session.prepare(optimizer=lambda model: torch.optim.LBFGS(model.parameters()), overlap=False)"
 )
 NO_GRADIENTS_OF = "optimizer.gradients(loss): this backend does not show the gradients of one of several losses; use solo, ddp or horovod"
-LATE_METHODS = {"step": "step_later", "_norm": "_late_norm", "_clip": "_clip_late", "_multiply": "_clip_late"}
+LATE_METHODS = {"step": "step_later", "_clip": "_clip_late", "_multiply": "_clip_late"}
 """Maps methods of an update to those that do the same without waiting for the device."""
 
 
@@ -206,7 +206,7 @@ class UpdateOrder(ABC, Generic[Gradients]):
             else:
                 gradients, scale = self._as_changed(looked_at), 1.0
             # The norm is taken once over all parameters, before clipping: it is what records show, and what decides.
-            norm = self._norm(gradients) / scale if send is None else self._late_norm(gradients, scale)
+            norm = (float(self._norm(gradients)) if send is None else self._norm(gradients)) / scale
             if send is not None:
                 if scale != 1 or math.isfinite(self._recipe.clip_norm):
                     self._clip_late(gradients, norm)
@@ -247,7 +247,7 @@ class UpdateOrder(ABC, Generic[Gradients]):
             loss = evaluate()
             with self._without_graph():
                 gradients = self._exchange_gradients()
-                norms.append(self._norm(gradients))
+                norms.append(float(self._norm(gradients)))
                 if not math.isfinite(norms[0]):
                     raise _FirstNotFinite
                 self._clip(gradients, norms[-1], 1.0)
@@ -267,7 +267,7 @@ class UpdateOrder(ABC, Generic[Gradients]):
         """See ``Optimizer.skip``."""
         self._end_forward()
         with self._without_graph():
-            norm = self._norm(self._exchange_gradients())
+            norm = float(self._norm(self._exchange_gradients()))
             self._averaged_gradients = None
             self._clear_gradients()
         return norm
@@ -424,8 +424,8 @@ class UpdateOrder(ABC, Generic[Gradients]):
         )
 
     @abstractmethod
-    def _norm(self, gradients: Gradients) -> float:
-        """Return the L2 norm over all elements of all gradients, still multiplied by the loss scale."""
+    def _norm(self, gradients: Gradients) -> Any:
+        """Return the L2 norm over all elements of all gradients, a float64 number on the device, for which ``float`` waits."""
 
     @abstractmethod
     def _multiply(self, gradients: Gradients, factor: float) -> None:
@@ -445,10 +445,6 @@ class UpdateOrder(ABC, Generic[Gradients]):
             SpecError: there is no such rule.
         """
         raise SpecError(NO_CLOSURE)
-
-    @abstractmethod
-    def _late_norm(self, gradients: Gradients, scale: float) -> Any:
-        """Return ``_norm`` divided by ``scale`` as a float64 number on the device."""
 
     @abstractmethod
     def _clip_late(self, gradients: Gradients, norm: Any) -> None:

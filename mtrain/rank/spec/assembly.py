@@ -12,7 +12,7 @@ import numpy as np
 from mtrain.core import binding
 from mtrain.core.collective import OneShardOnly
 from mtrain.core.completeness import check_session
-from mtrain.core.evaluate import evaluate, interruptible, narrowing
+from mtrain.core.evaluate import Augmented, evaluate, interruptible, narrowing
 from mtrain.core.interfaces import (
     Array,
     Backend,
@@ -33,7 +33,6 @@ from mtrain.core.network import pruned
 from mtrain.core.network.noise import KeyedLoader
 from mtrain.core.network.quantising import is_range
 from mtrain.core.network.recomputing import blocks_to_compile, patterns
-from mtrain.core.network.variations import Augmented
 from mtrain.core.ranks.arithmetic import check_arithmetic
 from mtrain.core.samples.sampler import Drawn, Padded, Shares, Shuffled
 from mtrain.core.state.streams import stream_of

@@ -51,16 +51,9 @@ class PartsOptimizer(TorchOptimizer):
         return super()._by_name(gradients) if len(self.parts) == 0 else UpdateOrder._by_name(self, gradients)
 
     @override
-    def _norm(self, gradients: Gradients) -> float:
-        return super()._norm(gradients) if len(self.parts) == 0 else float(self._norm_on_device(gradients))
-
-    @override
-    def _late_norm(self, gradients: Gradients, scale: float) -> Tensor:
+    def _norm(self, gradients: Gradients) -> Tensor:
         if len(self.parts) == 0:
-            return super()._late_norm(gradients, scale)
-        return self._norm_on_device(gradients).double() / scale
-
-    def _norm_on_device(self, gradients: Gradients) -> Tensor:
+            return super()._norm(gradients)
         names = [
             name
             for group, parameters in zip(self.groups, self._parameters, strict=True)
@@ -68,7 +61,7 @@ class PartsOptimizer(TorchOptimizer):
             if parameter.grad is not None
         ]
         grads_by_name = dict(zip(names, gradients.all, strict=True))
-        return self.parts.norm(grads_by_name, self._device, channels_last=self._recipe.channels_last)
+        return self.parts.norm(grads_by_name, self._device, channels_last=self._recipe.channels_last).double()
 
 
 class ShardedOptimizer(PartsOptimizer):
