@@ -101,7 +101,7 @@ class Engine(RankSession):
         return Capabilities(
             late=self.late,
             fast_bf16=self._device.fast_bf16(self.target),
-            seed=partial(self._device.seed, self.target),
+            seed=partial(self._device.seed_generators, self.target),
             time_waits=self.time_waits,
             profile=self.profile,
             own_order=self._takes_own_order,
@@ -160,7 +160,7 @@ class Engine(RankSession):
     def _seed_start(self, recipe: Recipe) -> None:
         # Models with a name are built in the stream of the one before, so the first one alone is seeded.
         if self._recipe is None or not (recipe.own_order or recipe.named):
-            self._device.seed(self.target, recipe.seed)
+            self._device.seed_generators(self.target, recipe.seed)
 
     def _prepare_untrained(self, model: Any, recipe: Recipe) -> tuple[Any, Any]:
         """Return what ``prepare`` returns for a model that was placed and that no update changes."""

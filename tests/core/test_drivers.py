@@ -178,10 +178,10 @@ class Bench:
         """What was sent after each update, and received."""
         self.loop = Loop(job, Cadences(evaluate_at_end=False, **cadences), hooks, progress)
 
-    def sent(self, update: int) -> tuple[float, float]:
+    def own_numbers(self, update: int) -> tuple[float, float]:
         return 0.1 * update, float(self.collective.rank << 40)
 
-    def received(self, update: int, means: tuple[float, float]) -> None:
+    def take_means(self, update: int, means: tuple[float, float]) -> None:
         self.waits.append((update, means))
 
     def save(self, progress: Progress, score: float | None, why: Why) -> None:

@@ -63,7 +63,7 @@ class Rank:
         before, self.unread = self.unread, (means, place, record)
         if before is None:
             return None
-        self.agreement.checked(*before[:2])
+        self.agreement.read_requests(*before[:2])
         return self.stragglers.updated(before[2])
 
 
@@ -158,10 +158,10 @@ def test_shares_of_thousands_of_ranks_are_whole_in_the_mean():
     for update in range(11):
         last.updated({"update": update, "communication_s": 0.0})
     for update in range(12, 12 + size // 5):
-        assert last.sent(update) == NO_WAITS
+        assert last.own_numbers(update) == NO_WAITS
         steps = [round(1023 * share) for share in shares[5 * (update - 12) :][:5]]
-        last.received(update, (20.0, sum(step << 10 * place for place, step in enumerate(steps)) / size))
-    last.received(12 + size // 5, (20.0, 0.0))
+        last.take_means(update, (20.0, sum(step << 10 * place for place, step in enumerate(steps)) / size))
+    last.take_means(12 + size // 5, (20.0, 0.0))
     assert last.updated({"update": 12 + size // 5, "communication_s": 0.0}).shares == [*shares[:-3], 0.0, 0.0, 0.0]
 
 
@@ -201,4 +201,4 @@ def test_ranks_that_measure_no_waits_exchange_nothing():
     ranks = Ranks(2)
     for update in range(20):
         assert ranks.all[0].stragglers.updated({"update": update}) is None
-        assert ranks.all[0].stragglers.sent(update + 1) == NO_WAITS
+        assert ranks.all[0].stragglers.own_numbers(update + 1) == NO_WAITS

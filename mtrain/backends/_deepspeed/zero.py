@@ -169,18 +169,18 @@ class ZeroExchange:
         self._open: ExitStack | None = None
 
     @property
-    def _split(self) -> bool:
+    def _has_parts(self) -> bool:
         return bool(self._zero.parts)
 
     def during(self, *, last: bool) -> nullcontext[None]:
         """Prepare DeepSpeed for forward and backward of a micro batch."""
-        if self._split:
+        if self._has_parts:
             internals.before_forward(self._engine)
         if not self._once:
             self._engine.set_gradient_accumulation_boundary(last)
         elif self._open is None:
             self._open = ExitStack()
-            if self._split:
+            if self._has_parts:
                 self._open.enter_context(self._engine.coalesce_grad_reduction())
             else:
                 self._engine.set_gradient_accumulation_boundary(False)
@@ -188,7 +188,7 @@ class ZeroExchange:
 
     def backward(self, loss: Tensor, *, retain_graph: bool = False) -> None:
         """Run the backward pass of a loss that is already divided by the accumulation and scaled."""
-        if self._split:
+        if self._has_parts:
             internals.before_backward(self._engine)
         self._engine.backward(loss, retain_graph=retain_graph, scale_wrt_gas=False)
 
@@ -223,7 +223,7 @@ class ZeroExchange:
         if self._open is not None:
             self._open.close()
             self._open = None
-        if self._once and not self._split:
+        if self._once and not self._has_parts:
             self._engine.set_gradient_accumulation_boundary(True)
             self._engine.allreduce_gradients()
             for name in absent:

@@ -88,9 +88,9 @@ class FsdpEngine(SplitEngine):
 
     @override
     def wrap(self, model: nn.Module, recipe: Recipe) -> tuple[nn.Module, Exchange]:
-        return self._split(model, recipe)
+        return self._split_model(model, recipe)
 
-    def _split(self, model: nn.Module, recipe: Recipe | None = None) -> tuple[nn.Module, "FsdpExchange"]:
+    def _split_model(self, model: nn.Module, recipe: Recipe | None = None) -> tuple[nn.Module, "FsdpExchange"]:
         """Split ``model`` over ranks, in place.
 
         Raises:
@@ -169,7 +169,7 @@ class FsdpEngine(SplitEngine):
 
     @override
     def wrap_for_own_order(self, model: nn.Module) -> tuple[nn.Module, Exchange]:
-        wrapped, exchange = self._split(model)
+        wrapped, exchange = self._split_model(model)
         exchange.own_order = True
         return wrapped, exchange
 
@@ -198,7 +198,7 @@ class FsdpEngine(SplitEngine):
         )
 
     @override
-    def held(self, model: nn.Module, parts: Parts) -> dict[str, Tensor]:
+    def held_entries(self, model: nn.Module, parts: Parts) -> dict[str, Tensor]:
         return {
             name: parts[name].local.view((0, *x.shape[1:])) if x.is_meta else x
             for name, x in _held_parts(model).items()

@@ -74,6 +74,6 @@ def free_memory_bytes(device: str) -> int | None:
     return int(paddle.device.cuda.get_device_properties(device).total_memory)
 
 
-def seed(device: str, value: int) -> None:
+def seed_generators(device: str, value: int) -> None:
     """Seed Paddle's random generators, those of ``device`` included."""
     paddle.seed(value)

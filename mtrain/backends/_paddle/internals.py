@@ -63,7 +63,7 @@ def put_along_axis(x: Tensor, indices: Tensor, values: Tensor, axis: int, reduce
     return put
 
 
-def suppressed(boxes_BN4: Tensor, scores_BCN: Tensor, settings: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
+def suppress_boxes(boxes_BN4: Tensor, scores_BCN: Tensor, settings: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
     """Suppress boxes by class: rows (K, 6) ``[class, score, x1, y1, x2, y2]`` of all images, and int32 (B,), their numbers."""
     limits = settings["confidence"], -1, settings["max_detections"], settings["iou_threshold"]
     rows_K6, _, counts_B = _KERNELS.multiclass_nms3(boxes_BN4, scores_BCN, None, *limits, True, 1.0, -1)  # noqa: FBT003
@@ -118,7 +118,7 @@ def sharing_array(array: Any) -> Tensor:
     return paddle.Tensor(value=array, place=paddle.CPUPlace(), zero_copy=True, stop_gradient=True)
 
 
-def downloaded(vector: Tensor) -> Callable[[], Any]:
+def download(vector: Tensor) -> Callable[[], Any]:
     """Start copying ``vector`` to the host; return a function that waits for the copy and returns it as an array."""
     if vector.place.is_cpu_place():
         array: Callable[[], Any] = vector.numpy

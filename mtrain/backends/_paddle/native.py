@@ -52,10 +52,10 @@ class NativeRule:
             f"{PREFIX}{moment}/{name}": tensor
             for key, tensor in state.items()
             if isinstance(tensor, Tensor)
-            for name, moment in [self._split(key)]
+            for name, moment in [self._parse_key(key)]
         }
 
-    def _split(self, key: str) -> tuple[str, str]:
+    def _parse_key(self, key: str) -> tuple[str, str]:
         """Return (parameter name, moment) of an entry that Paddle names ``<Paddle's name of the parameter>_<moment>``."""
         matches = [(len(p.name), name) for name, p in self._parameters.items() if key.startswith(f"{p.name}_")]
         if not matches:

@@ -180,7 +180,7 @@ class BatchNorm2d(Module):
     def forward(self, x_BCHW: Tensor) -> Tensor:
         if self.kernels and self.training and kernels.fit(x_BCHW, self.weight):
             return self._by_kernels(x_BCHW)
-        y_BCHW = self.normalized(x_BCHW)
+        y_BCHW = self.normalize_batch(x_BCHW)
         return F.silu(y_BCHW) if self.silu else y_BCHW
 
     def _by_kernels(self, x_BCHW: Tensor) -> Tensor:
@@ -192,7 +192,7 @@ class BatchNorm2d(Module):
     def _correction(self, count: int) -> float:
         return count / (count - 1) if self.unbiased_variance else 1.0
 
-    def normalized(self, x_BCHW: Tensor) -> Tensor:
+    def normalize_batch(self, x_BCHW: Tensor) -> Tensor:
         """Normalise without SiLU."""
         if x_BCHW.dtype == paddle.float64:
             return self._exact(x_BCHW)

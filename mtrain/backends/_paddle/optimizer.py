@@ -170,7 +170,7 @@ class PaddleOptimizer(UpdateOrder[Gradients]):
                 parameter.clear_gradient(False)  # noqa: FBT003
 
     @override
-    def _seed(self, seed: int) -> None:
+    def _seed_generators(self, seed: int) -> None:
         paddle.seed(seed)
 
     @override
@@ -249,7 +249,7 @@ def send_metrics(
     mine = [paddle.full([1], number, "float64") for number in numbers]
     means = collective.all_reduce(paddle.concat([*mine, *metrics]), "mean")
     # The norm is equal on all ranks already; a mean of it could round.
-    return internals.downloaded(paddle.concat([norm.reshape([1]), means]))
+    return internals.download(paddle.concat([norm.reshape([1]), means]))
 
 
 class PaddleMasking(Masking[Tensor]):

@@ -92,7 +92,7 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(former)
 
 
-def seed(device: torch.device, value: int) -> None:
+def seed_generators(device: torch.device, value: int) -> None:
     """Seed the random generators of the CPU and of ``device``."""
     # torch.manual_seed also formats a call stack for every device type that is not in use: 0.3 ms per update.
     torch.default_generator.manual_seed(value)

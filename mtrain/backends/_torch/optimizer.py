@@ -235,8 +235,8 @@ class TorchOptimizer(UpdateOrder[Gradients]):
                 parameter.grad = None
 
     @override
-    def _seed(self, seed: int) -> None:
-        devices.seed(self._device, seed)
+    def _seed_generators(self, seed: int) -> None:
+        devices.seed_generators(self._device, seed)
 
     @override
     def _copy_buffers(self) -> Callable[[], None]:

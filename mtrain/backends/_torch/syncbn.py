@@ -26,7 +26,7 @@ class SyncBatchNorm2d(BatchNorm2d):
 
     @override
     def forward(self, input: Tensor) -> Tensor:
-        return self.normalized(input, self.collective) if self.training else super().forward(input)
+        return self.normalize_batch(input, self.collective) if self.training else super().forward(input)
 
 
 class _OverRanks(AnyBatchNorm):

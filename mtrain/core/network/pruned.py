@@ -40,7 +40,7 @@ def build(plugin: Model, task: Task, collective: Collective, sizes: Sizes | None
     _check(sizes, names, fused=plugin.fused({}) is not None)
     order = iter(names)
 
-    def sized(kind: str, make: Make, *args: Any, **kwargs: Any) -> Any:
+    def make_resized(kind: str, make: Make, *args: Any, **kwargs: Any) -> Any:
         given = sizes.get(next(order))
         if given is None:
             return make(*args, **kwargs)
@@ -51,7 +51,7 @@ def build(plugin: Model, task: Task, collective: Collective, sizes: Sizes | None
             )
         return make(*_resize(kind, given, args, kwargs), **kwargs)
 
-    with constructors(sized):
+    with constructors(make_resized):
         return plugin.build(task, collective)
 
 
@@ -87,11 +87,11 @@ def _names_in_order(plugin: Model, task: Task, collective: Collective) -> list[s
     """Return the name of each layer with sizes, in the order in which the model's code makes them."""
     made: list[Any] = []
 
-    def noted(kind: str, make: Make, *args: Any, **kwargs: Any) -> Any:
+    def note_layer(kind: str, make: Make, *args: Any, **kwargs: Any) -> Any:
         made.append(make(*args, **kwargs))
         return made[-1]
 
-    with constructors(noted):
+    with constructors(note_layer):
         network = plugin.build(task, collective)
     names = name_layers(network)
     return [names.get(id(layer), "") for layer in made]

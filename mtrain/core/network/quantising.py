@@ -54,7 +54,7 @@ class Quantised:
     """[-smallest, largest] input of each forward pass of this update."""
     training: bool
 
-    def rounded(self, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    def round_both(self, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
         """Return input and weight as the layer computes with them."""
         if self.observing and self.training:
             self._look(ops.detach(x))
@@ -132,7 +132,7 @@ class Ranges:
     fill: Callable[[Mapping[str, Tensor], Mapping[str, Array]], None]
     """Copies arrays into tensors of the framework, by name."""
 
-    def restored(self, updates: int) -> None:
+    def follow_restored(self, updates: int) -> None:
         """Follow ranges that were loaded into the model after ``updates`` updates."""
         values = ops.to_numpy(ops.stack([layer.input_range for layer in self.layers.values()]))
         for layer, (smallest, largest) in zip(self.layers.values(), values, strict=True):

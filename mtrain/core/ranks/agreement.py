@@ -83,12 +83,12 @@ NO_WAITS = (0.0, 0.0)
 class Waits(Protocol):
     """How long ranks have waited for one another: two numbers that ride along with each update."""
 
-    def sent(self, update: int) -> tuple[float, float]:
+    def own_numbers(self, update: int) -> tuple[float, float]:
         """Return the numbers of this rank that are sent after ``update``."""
         ...
 
-    def received(self, update: int, means: tuple[float, float]) -> None:
-        """Take the means over ranks of what ``sent`` has returned for ``update``."""
+    def take_means(self, update: int, means: tuple[float, float]) -> None:
+        """Take the means over ranks of what ``own_numbers`` has returned for ``update``."""
         ...
 
 
@@ -135,7 +135,7 @@ class Agreement:
 
     def head(self, requests: Requests, place: Place) -> list[float]:
         """Return the first ``HEAD`` numbers that this rank sends; call it once for each update."""
-        return head(requests, place, NO_WAITS if self._waits is None else self._waits.sent(place.update))
+        return head(requests, place, NO_WAITS if self._waits is None else self._waits.own_numbers(place.update))
 
     def agree(self, requests: Requests, place: Place, metrics: Sequence[float]) -> tuple[Requests, list[float]]:
         """Exchange requests, place and metrics.
@@ -156,14 +156,14 @@ class Agreement:
         tail = metrics if is_known else [0.0] * length
         first = self.head(requests, place)
         means = self._collective.all_reduce(np.array([*first, *tail]), "mean")
-        agreed = self.checked(means, place)
+        agreed = self.read_requests(means, place)
         if metrics and not is_known:
             self._names = place.names
             # The whole vector again: a job that begins again here must record the bits of one that does not.
             means = self._collective.all_reduce(np.array([*first, *metrics]), "mean")
         return agreed, means[HEAD:].tolist()
 
-    def checked(self, means: Array, place: Place) -> Requests:
+    def read_requests(self, means: Array, place: Place) -> Requests:
         """Return the requests in the means of all ranks' vectors, and pass the waits on; call it once for each update.
 
         Raises:
@@ -173,5 +173,5 @@ class Agreement:
         if agreed is None:
             raise RanksDisagree(self._collective.all_gather(place))
         if self._waits is not None:
-            self._waits.received(place.update, (float(means[2]), float(means[3])))
+            self._waits.take_means(place.update, (float(means[2]), float(means[3])))
         return agreed

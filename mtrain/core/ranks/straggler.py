@@ -110,7 +110,7 @@ class Stragglers:
         """Leave out what is between the records before and after this call: an evaluation, a checkpoint."""
         self._before = None
 
-    def updated(self, record: Mapping[str, Any]) -> Look | None:
+    def take(self, record: Mapping[str, Any]) -> Look | None:
         """Take the record of an update; return what was found since the one before, if the ranks have looked."""
         if "communication_s" not in record:
             return None
@@ -142,7 +142,7 @@ class Stragglers:
         self._elapsed_s = self._waited_s = 0.0
         return stretch
 
-    def sent(self, update: int) -> tuple[float, float]:
+    def own_numbers(self, update: int) -> tuple[float, float]:
         """Return this rank's seconds of the stretch that is judged, and its share where it is its turn, for the vector of ``update``."""
         stretch = self._stretch
         if stretch is None or update < stretch.first:
@@ -151,8 +151,8 @@ class Stragglers:
         step = round(stretch.share * ((1 << SHARE_BITS) - 1))
         return stretch.seconds, float(step << SHARE_BITS * place) if 0 <= place < GROUP else 0.0
 
-    def received(self, update: int, means: tuple[float, float]) -> None:
-        """Take the means over ranks of what ``sent`` has returned for ``update``; judge once all ranks are known."""
+    def take_means(self, update: int, means: tuple[float, float]) -> None:
+        """Take the means over ranks of what ``own_numbers`` has returned for ``update``; judge once all ranks are known."""
         stretch = self._stretch
         if stretch is None or update < stretch.first:
             return

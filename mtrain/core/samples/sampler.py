@@ -176,7 +176,7 @@ class Shares:
         round_, turn = divmod(number, -(-self.shards // self.size))
         return round_, turn * self.size + self.rank
 
-    def divided(self, indices: Indices) -> list[Indices]:
+    def divide(self, indices: Indices) -> list[Indices]:
         """Return the indices of a global batch that each pass of this rank computes, in order.
 
         Raises:
@@ -189,7 +189,7 @@ class Shares:
         """Return what each pass of this rank computes of a global batch of any length, in order.
 
         The first shards have one sample more where it does not divide evenly. A shard without a sample gets those of the first
-        one, for which ``fill`` is 0. What ``divided`` returns is equal where that divides.
+        one, for which ``fill`` is 0. What ``divide`` returns is equal where that divides.
         """
         whole = np.array_split(indices, self.shards * self.rounds)
         shards = (whole[self.shard(number)] for number in range(self.passes))

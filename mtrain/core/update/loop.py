@@ -317,7 +317,7 @@ class Loop(Iterator[MicroBatch]):
     def _read(self, unread: _Unread) -> Requests:
         """Read the metrics of an update that was started, count it, and report it."""
         norm, numbers = unread.read()
-        requests = self._agreement.checked(numbers[:HEAD], unread.place)
+        requests = self._agreement.read_requests(numbers[:HEAD], unread.place)
         progress = self.progress
         before = replace(unread.before, skipped=progress.skipped, skipped_in_a_row=progress.skipped_in_a_row)
         self.progress = count_update(progress, finite=math.isfinite(norm))

@@ -240,7 +240,7 @@ class UpdateOrder(ABC, Generic[Gradients]):
         self.settle()
         norms: list[float] = []
 
-        def evaluated() -> float:
+        def evaluate_and_clip() -> float:
             with self._without_graph():
                 self._averaged_gradients = None
                 self._clear_gradients()
@@ -254,7 +254,7 @@ class UpdateOrder(ABC, Generic[Gradients]):
             return loss
 
         with suppress(_FirstNotFinite):
-            self._apply_by(rates, evaluated)
+            self._apply_by(rates, evaluate_and_clip)
         self._end_forward()
         with self._without_graph():
             self._averaged_gradients = None
@@ -328,7 +328,7 @@ class UpdateOrder(ABC, Generic[Gradients]):
         """
         if not self._recipe.own_order and not self._recipe.named:
             update = self.updates + self.skipped + (self._late is not None)
-            self._seed(shard_seed(self._recipe.seed, self._recipe.data_rank(self._rank), update))
+            self._seed_generators(shard_seed(self._recipe.seed, self._recipe.data_rank(self._rank), update))
 
     def follow_ranges(self, ranges: Ranges | None) -> None:
         """Move the ranges of rounded layers with each update from now on; None: no layer is rounded."""
@@ -339,7 +339,7 @@ class UpdateOrder(ABC, Generic[Gradients]):
         """Follow weights that were loaded into the model."""
         if self._ranges is not None:
             with self._without_graph():
-                self._ranges.restored(self.updates)
+                self._ranges.follow_restored(self.updates)
 
     # ------------------------------------------------------------------------------------------------ the average
     @contextmanager
@@ -462,7 +462,7 @@ class UpdateOrder(ABC, Generic[Gradients]):
         """Leave every parameter without a gradient."""
 
     @abstractmethod
-    def _seed(self, seed: int) -> None:
+    def _seed_generators(self, seed: int) -> None:
         """Seed the framework's random generators of this rank."""
 
     @abstractmethod

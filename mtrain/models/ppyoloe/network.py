@@ -182,11 +182,11 @@ class Network(Imitator):
         """
         images_BHW3 = batch["images"]
         if not self.training:
-            outputs, points = self.outputs(self.prepared(images_BHW3))
+            outputs, points = self.outputs(self.as_input(images_BHW3))
             boxes_BL4, _ = decode(outputs, points)
             return {"boxes": boxes_BL4 * points.stride_L1, "scores": ops.sigmoid(outputs.logits_BLC)}
         static, truth = self._truth(batch)
-        maps = self.maps(self.prepared(images_BHW3))
+        maps = self.maps(self.as_input(images_BHW3))
         outputs, points = self.read(maps)
         losses = self.loss(outputs, points, truth, static=static)
         return self.taught(losses, batch, lambda: _signals(maps, outputs, points))
@@ -201,15 +201,15 @@ class Network(Imitator):
 
     def signals(self, batch: Batch) -> Signals:
         """Show the predictions, one a cell, and the neck's maps."""
-        maps = self.maps(self.prepared(batch["images"]))
+        maps = self.maps(self.as_input(batch["images"]))
         return _signals(maps, *self.read(maps))
 
     def raw(self, batch: Batch) -> dict[str, Tensor]:
         """Return ``logits`` (B, L, C) of the classes and ``distances`` (B, L, S, K), logits of the bins."""
-        outputs, _ = self.outputs(self.prepared(batch["images"]))
+        outputs, _ = self.outputs(self.as_input(batch["images"]))
         return {"logits": outputs.logits_BLC, "distances": outputs.distances_BLSK}
 
-    def prepared(self, images_BHW3: Tensor) -> Tensor:
+    def as_input(self, images_BHW3: Tensor) -> Tensor:
         """Convert images, uint8 (B, H, W, 3), to normalised (B, 3, H, W) in the dtype of the weights."""
         dtype = ops.dtype(self.yolo_head.pred_cls[0].weight)
         x_BHW3 = as_floats(images_BHW3, dtype=dtype)

@@ -128,7 +128,7 @@ class Network(Imitator):
     def signals(self, batch: Batch) -> Signals:
         """Show the class logits, and the feature maps of the last three stages: strides 8, 16, 32."""
         maps = self.features(self.pixels(batch["images"]))
-        return Signals(logits=self.classified(maps[-1]), maps=maps)
+        return Signals(logits=self.classify(maps[-1]), maps=maps)
 
     def raw(self, batch: Batch) -> dict[str, Tensor]:
         """Return ``logits`` (B, C) of the classes."""
@@ -154,9 +154,9 @@ class Network(Imitator):
 
     def logits(self, pixels_B3SS: Tensor) -> Tensor:
         """Compute the class logits (B, C), in float32 or float64, from normalised pixels."""
-        return self.classified(self.features(pixels_B3SS)[-1])
+        return self.classify(self.features(pixels_B3SS)[-1])
 
-    def classified(self, x_BCHW: Tensor) -> Tensor:
+    def classify(self, x_BCHW: Tensor) -> Tensor:
         """Compute the class logits (B, C), in float32 or float64, from the last feature map."""
         logits_BC = self.fc(ops.mean(x_BCHW, axis=(2, 3)))
         return logits_BC if ops.dtype(logits_BC) == "float64" else ops.astype(logits_BC, "float32")

@@ -114,7 +114,7 @@ class Assembly(Entered):
         shares, recipe = self.shares, self.recipe
 
         def indices(epoch: int, update: int) -> list[Any]:
-            return shares.divided(order.global_batch_indices(epoch, update))
+            return shares.divide(order.global_batch_indices(epoch, update))
 
         loader: Loader = self.pool.loader(
             "train",
@@ -130,7 +130,7 @@ class Assembly(Entered):
             loader = DrawingLoader(loader, draws)
         if self.plugin.native:
             return loader  # a user's own model gets its own batch and nothing else
-        places = shares.divided(np.arange(self.spec.train.batch_size))
+        places = shares.divide(np.arange(self.spec.train.batch_size))
         return KeyedLoader(loader, places, seed=self.spec.train.seed)
 
     def evaluation_loader(self) -> Loader:

@@ -39,7 +39,7 @@ class SplitEngine(TorchEngine):
     def publish(self, optimizer: PartsOptimizer) -> None:
         """Let the model follow changed parts. Every rank must call."""
 
-    def held(self, model: nn.Module, parts: Parts) -> dict[str, Tensor]:
+    def held_entries(self, model: nn.Module, parts: Parts) -> dict[str, Tensor]:
         """Return the live entries of the model's state, with this rank's parts of split ones."""
         return {name: parts[name].local if name in parts else own_memory(x) for name, x in model.state_dict().items()}
 
@@ -57,7 +57,7 @@ class SplitEngine(TorchEngine):
             return Entry(tensor, parts[name].shape, parts[name].layout)
 
         return {
-            "weights": {name: entry(name, x) for name, x in self.held(model, parts).items()},
+            "weights": {name: entry(name, x) for name, x in self.held_entries(model, parts).items()},
             "ema": {name: entry(name, x) for name, x in optimizer.ema().items()},
             "moments": {key: entry(parameter(key), x) for key, x in optimizer.moments().items()},
         }
@@ -69,7 +69,7 @@ class SplitEngine(TorchEngine):
         self.take_buffers_of_rank_0(model, optimizer)
         parts, moments = optimizer.parts, optimizer.moments()
         return State(
-            weights=self._arrays(self.held(model, parts), parts),
+            weights=self._arrays(self.held_entries(model, parts), parts),
             ema=self._arrays(optimizer.ema(), parts),
             moments={
                 f"{moment}/{name}": array
@@ -97,7 +97,9 @@ class SplitEngine(TorchEngine):
         # Each rank keeps only its part, so arrays that differ between ranks could not be noticed afterwards.
         seen, known = state_checks.Fingerprint(), getattr(weights, "sha256", None)
         watched = seen if self.collective.size > 1 and known is None else None
-        self._fill_parts(optimizer.parts, self.held(model, optimizer.parts), weights, what="weights", seen=watched)
+        self._fill_parts(
+            optimizer.parts, self.held_entries(model, optimizer.parts), weights, what="weights", seen=watched
+        )
         if self.collective.size > 1:
             state_checks.check_equal_start(self.collective, known or seen.digest)
         self.publish(optimizer)

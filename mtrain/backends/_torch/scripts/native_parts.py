@@ -72,7 +72,7 @@ def decide(made: Made) -> Verdict:
     Raises:
         SpecError: it needs whole arrays; the message says why.
     """
-    verdict = Trials(made).split()
+    verdict = Trials(made).try_parts()
     if verdict.problem:
         raise SpecError(
             f"session.prepare: this backend splits arrays over the ranks, but {verdict.problem}; use backend solo, ddp, horovod or "

@@ -73,7 +73,7 @@ class Trials:
         self._choose = _choose(made)
         self._shapes = [_small(made.shapes[id(parameter)]) for parameter in self._choose]
 
-    def split(self) -> Verdict:
+    def try_parts(self) -> Verdict:
         """Find out whether the optimizer steps pieces of flattened arrays to the values of whole arrays."""
         name = type(self._made.optimizer).__name__
         if isinstance(self._made.optimizer, torch.optim.LBFGS):
@@ -93,7 +93,7 @@ class Trials:
                 return Verdict(f"{name} fails on parts of arrays: {type(error).__name__}: {error}")
             return _compare(name, whole, pieces)
 
-    def resumed(self) -> str:
+    def try_resume(self) -> str:
         """Return why a job that is resumed would go on otherwise, empty if it would not or if that cannot be tried."""
         shapes, firsts = self._shapes, [0] * len(self._shapes)
         with _random_numbers_kept(self._choose):
@@ -238,7 +238,7 @@ def check_resumes(made: Made) -> None:
     Raises:
         SpecError: a trial has gone on otherwise.
     """
-    if problem := Trials(made).resumed():
+    if problem := Trials(made).try_resume():
         raise SpecError(
             f"session.prepare: a job with {type(made.optimizer).__name__} cannot be resumed exactly: {problem}; keep what changes "
             "while training in `state` or `param_groups` of the optimizer"
