@@ -6,7 +6,7 @@ from threading import Barrier, Thread
 import numpy as np
 import pytest
 
-from mtrain.core.ranks.agreement import HEAD, NO_REQUESTS, NO_WAITS, Agreement, Place
+from mtrain.core.ranks.agreement import HEAD, NO_REQUESTS, NO_WAITS, Agreement, RankPlace
 from mtrain.core.ranks.straggler import MOST_UPDATES, Look, Stragglers, slowest
 
 
@@ -56,9 +56,9 @@ class Rank:
         """Agree with the others after an update, as the loop does, and record it; a late one after the next was sent."""
         record = {"update": update, "communication_s": self.waited_s}
         if not late:
-            self.agreement.agree(NO_REQUESTS, Place(update=update), [])
+            self.agreement.agree(NO_REQUESTS, RankPlace(update=update), [])
             return self.stragglers.updated(record)
-        place = Place(update=update)
+        place = RankPlace(update=update)
         means = self.all_reduce(np.array(self.agreement.head(NO_REQUESTS, place)), "mean")
         before, self.unread = self.unread, (means, place, record)
         if before is None:

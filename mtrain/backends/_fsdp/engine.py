@@ -12,7 +12,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from mtrain.backends._fsdp import internals
-from mtrain.backends._fsdp.layout import Layout, cut_axes
+from mtrain.backends._fsdp.layout import MeshLayout, cut_axes
 from mtrain.backends._fsdp.sharding import OwnParts, shard_unit, without_values
 from mtrain.backends._fsdp.units import Unit, units
 from mtrain.backends._torch.collective import TorchCollective
@@ -39,7 +39,7 @@ class FsdpEngine(SplitEngine):
         super().__init__(collective, target, check=check)
         self.unit = unit
         self._channels_last = False
-        self._layout: Layout | None = None
+        self._layout: MeshLayout | None = None
         self._prepared: list[nn.Module] = []
         self._spread: Spread | None = None
         """Where the arrays of the model are that is being built."""
@@ -51,7 +51,7 @@ class FsdpEngine(SplitEngine):
         self._channels_last = recipe.channels_last
         mesh = recipe.mesh or Mesh(replicate=1, shard=self.collective.size, tensor=1)
         if self._layout is None or self._layout.mesh != mesh:
-            self._layout = Layout.of(mesh, self.target.type)
+            self._layout = MeshLayout.of(mesh, self.target.type)
             internals.check_averages(self._layout.data)
         try:
             with self.returning_memory():
@@ -114,7 +114,9 @@ class FsdpEngine(SplitEngine):
         self._prepared.append(model)
         return model, exchange
 
-    def _split_parts(self, model: nn.Module, layout: Layout, spread: Spread, recipe: Recipe | None) -> "FsdpExchange":
+    def _split_parts(
+        self, model: nn.Module, layout: MeshLayout, spread: Spread, recipe: Recipe | None
+    ) -> "FsdpExchange":
         """Split a model whose weights are spread, in place: over tensor groups, stages and shards.
 
         Raises:

@@ -41,7 +41,7 @@ class Options(Protocol):
 class FleetJob:
     """One rank of a job of at least two, connected to the others."""
 
-    def __init__(self, own: rank_environment.Place, target: str, options: Options) -> None:
+    def __init__(self, own: rank_environment.OwnRank, target: str, options: Options) -> None:
         """Connect this rank; returns when all ranks are connected.
 
         Args:

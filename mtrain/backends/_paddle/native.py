@@ -8,7 +8,7 @@ import paddle
 from paddle import Tensor
 from paddle.nn import Layer
 
-from mtrain.backends._paddle.rules import Piece
+from mtrain.backends._paddle.rules import GradientPiece
 from mtrain.core.interfaces import Array
 from mtrain.errors import SpecError
 
@@ -77,7 +77,7 @@ class NativeRule:
         if state:
             self._optimizer.set_state_dict(state)
 
-    def apply(self, grad_pieces: Sequence[Piece], *, learning_rate: float) -> None:
+    def apply(self, grad_pieces: Sequence[GradientPiece], *, learning_rate: float) -> None:
         """Update the parameters of ``grad_pieces``, whose clipped gradients become those of the parameters.
 
         Raises:

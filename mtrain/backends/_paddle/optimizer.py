@@ -25,7 +25,7 @@ from mtrain.core.update.masking import Masking
 from mtrain.core.update.order import NORM_EPSILON, Exchange, UpdateOrder
 from mtrain.core.update.recipe import assign, ema_shares
 
-Gradients = Sequence[Sequence[rules.Piece]]
+Gradients = Sequence[Sequence[rules.GradientPiece]]
 """The gradients of one update: by group with parameters, in pieces of neighbouring parameters."""
 
 
@@ -39,7 +39,7 @@ class _Group:
     rule: rules.Rule | None
     """None: the user's own optimizer updates the parameters."""
 
-    def gradients(self) -> list[rules.Piece]:
+    def gradients(self) -> list[rules.GradientPiece]:
         """Return copies of the parameters' gradients."""
         return rules.pieces([parameter.grad for parameter in self.parameters.tensors.values()])
 

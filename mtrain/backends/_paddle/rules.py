@@ -21,7 +21,7 @@ from mtrain.core.overriding import override
 from mtrain.core.update.recipe import MOMENTS
 
 
-class Piece:
+class GradientPiece:
     """The gradients of consecutive parameters of a group, ``first`` up to ``end`` (excluded), as one vector."""
 
     def __init__(self, first: int, grads: Sequence[Tensor]) -> None:
@@ -30,15 +30,15 @@ class Piece:
         self.grad = join(grads)
 
 
-def pieces(grads: Sequence[Tensor | None]) -> list[Piece]:
+def pieces(grads: Sequence[Tensor | None]) -> list[GradientPiece]:
     """Copy the gradients of a group into pieces; parameters without a gradient are in no piece."""
-    copied: list[Piece] = []
+    copied: list[GradientPiece] = []
     run: list[Tensor] = []
     for i, grad in enumerate([*grads, None]):
         if grad is not None:
             run.append(grad)
         elif run:
-            copied.append(Piece(i - len(run), run))
+            copied.append(GradientPiece(i - len(run), run))
             run = []
     return copied
 
@@ -48,7 +48,7 @@ class Rule(Protocol):
 
     moments: dict[str, Flat]
 
-    def apply(self, grad_pieces: Sequence[Piece], *, learning_rate: float, momentum: float | None) -> None:
+    def apply(self, grad_pieces: Sequence[GradientPiece], *, learning_rate: float, momentum: float | None) -> None:
         """Update the parameters of ``grad_pieces``, overwriting the gradients; ``momentum`` overrides the group's."""
         ...
 
@@ -77,7 +77,7 @@ class _Composed(ABC):
         """See ``Rule.set_updates``."""
         self._updates = updates
 
-    def apply(self, grad_pieces: Sequence[Piece], *, learning_rate: float, momentum: float | None) -> None:
+    def apply(self, grad_pieces: Sequence[GradientPiece], *, learning_rate: float, momentum: float | None) -> None:
         """See ``Rule.apply``."""
         self._updates += 1
         momentum = self._options.get(*self.default) if momentum is None else momentum
@@ -87,7 +87,9 @@ class _Composed(ABC):
             self._step(piece, x, moments, learning_rate, momentum)
 
     @abstractmethod
-    def _step(self, piece: Piece, x: Tensor, moments: list[Tensor], learning_rate: float, momentum: float) -> None:
+    def _step(
+        self, piece: GradientPiece, x: Tensor, moments: list[Tensor], learning_rate: float, momentum: float
+    ) -> None:
         """Update the weights ``x`` of a piece and its moments, which are in the order of ``core.recipe.MOMENTS``."""
 
 
@@ -97,7 +99,9 @@ class Sgd(_Composed):
     default = "momentum", 0.0
 
     @override
-    def _step(self, piece: Piece, x: Tensor, moments: list[Tensor], learning_rate: float, momentum: float) -> None:
+    def _step(
+        self, piece: GradientPiece, x: Tensor, moments: list[Tensor], learning_rate: float, momentum: float
+    ) -> None:
         (velocity,), grad = moments, piece.grad
         nesterov = bool(self._options.get("nesterov", 0.0))
         # The kernel holds momentum and decay as float32. For float32 weights that loses nothing, and takes one pass
@@ -123,7 +127,9 @@ class Adam(_Composed):
         self._decoupled = decoupled
 
     @override
-    def _step(self, piece: Piece, x: Tensor, moments: list[Tensor], learning_rate: float, momentum: float) -> None:
+    def _step(
+        self, piece: GradientPiece, x: Tensor, moments: list[Tensor], learning_rate: float, momentum: float
+    ) -> None:
         (mean, square), grad = moments, piece.grad
         beta2 = self._options.get("beta2", 0.999)
         step = learning_rate / (1 - momentum**self._updates)
@@ -142,7 +148,9 @@ class Lion(_Composed):
     """Lion: Chen et al. 2023 (arXiv 2302.06675), algorithm 2. Steps are signs of a mixture of mean and gradient."""
 
     @override
-    def _step(self, piece: Piece, x: Tensor, moments: list[Tensor], learning_rate: float, momentum: float) -> None:
+    def _step(
+        self, piece: GradientPiece, x: Tensor, moments: list[Tensor], learning_rate: float, momentum: float
+    ) -> None:
         (mean,) = moments
         step = paddle.sign(mean * momentum + piece.grad * (1 - momentum))
         if self._decay:
@@ -157,7 +165,9 @@ class RmsProp(_Composed):
     default = "momentum", 0.0
 
     @override
-    def _step(self, piece: Piece, x: Tensor, moments: list[Tensor], learning_rate: float, momentum: float) -> None:
+    def _step(
+        self, piece: GradientPiece, x: Tensor, moments: list[Tensor], learning_rate: float, momentum: float
+    ) -> None:
         square, velocity = moments
         if self._decay:
             add_(piece.grad, self._decay, x)
@@ -171,7 +181,9 @@ class Adadelta(_Composed):
     """``torch.optim.Adadelta``: Zeiler 2012 (arXiv 1212.5701), algorithm 1, whose step is multiplied by the learning rate."""
 
     @override
-    def _step(self, piece: Piece, x: Tensor, moments: list[Tensor], learning_rate: float, momentum: float) -> None:
+    def _step(
+        self, piece: GradientPiece, x: Tensor, moments: list[Tensor], learning_rate: float, momentum: float
+    ) -> None:
         # The rule has no momentum.
         square, step_square = moments
         share, eps = self._options.get("beta2", 0.9), self._options.get("eps", 1e-6)
@@ -190,7 +202,9 @@ class Lamb(_Composed):
     """
 
     @override
-    def _step(self, piece: Piece, x: Tensor, moments: list[Tensor], learning_rate: float, momentum: float) -> None:
+    def _step(
+        self, piece: GradientPiece, x: Tensor, moments: list[Tensor], learning_rate: float, momentum: float
+    ) -> None:
         mean, square = moments
         beta2 = self._options.get("beta2", 0.999)
         _follow_(mean, piece.grad, momentum)

@@ -23,7 +23,7 @@ from mtrain.backends._torch import (
 from mtrain.backends._torch.collective import TorchCollective
 from mtrain.backends._torch.device import one_thread
 from mtrain.backends._torch.optimizer import TorchOptimizer
-from mtrain.backends._torch.parts.streams import Entry, Gather, TorchStream
+from mtrain.backends._torch.parts.streams import Gather, StateEntry, TorchStream
 from mtrain.backends.base import Check
 from mtrain.backends.engine import Engine, LocalCollective
 from mtrain.core.completeness import check_members
@@ -145,11 +145,11 @@ class TorchEngine(Engine):
         self.take_buffers_of_rank_0(model, optimizer)
         return TorchStream(self.entries(model, optimizer), optimizer.counters(), self.gather, copied=copied)
 
-    def entries(self, model: nn.Module, optimizer: TorchOptimizer) -> Mapping[Part, Mapping[str, Entry]]:
+    def entries(self, model: nn.Module, optimizer: TorchOptimizer) -> Mapping[Part, Mapping[str, StateEntry]]:
         """Return what this rank holds of each array of the state; live tensors."""
         held = {"weights": model.state_dict(), "ema": optimizer.ema(), "moments": optimizer.moments()}
         return {
-            part: {name: Entry(x, tuple(x.shape)) for name, x in tensors.items()}
+            part: {name: StateEntry(x, tuple(x.shape)) for name, x in tensors.items()}
             for part, tensors in cast(dict[Part, Mapping[str, torch.Tensor]], held).items()
         }
 

@@ -40,12 +40,12 @@ def normalize(  # noqa: PLR0913 - those of a BatchNorm
     The output of BatchNorm itself is not kept: the backward pass computes it again from the input, of which autograd
     keeps one copy for both functions.
     """
-    outputs = _Normalize.apply(x_BCHW, weight_C, bias_C, (eps, silu, collective or LocalCollective(), merge))
+    outputs = _KernelNormalize.apply(x_BCHW, weight_C, bias_C, (eps, silu, collective or LocalCollective(), merge))
     return cast(tuple[Tensor, Tensor, Tensor, Tensor], outputs)
 
 
-class _Normalize(torch.autograd.Function):
-    """Autograd function for y = act((x - mean) / sqrt(var + eps) * weight + bias); see ``batchnorm._Normalize``."""
+class _KernelNormalize(torch.autograd.Function):
+    """Autograd function for y = act((x - mean) / sqrt(var + eps) * weight + bias); see ``batchnorm._KernelNormalize``."""
 
     @staticmethod
     def forward(

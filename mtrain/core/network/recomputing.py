@@ -129,7 +129,7 @@ class Pass:
         self._gathered = [[] for _ in layers]
         with ExitStack() as restored:
             for layer, results in zip(layers, self._gathered, strict=True):
-                _replace(restored, layer, COLLECTIVE, value=Recorded(layer.collective, results))
+                _replace(restored, layer, COLLECTIVE, value=RecordingCollective(layer.collective, results))
             yield
 
     @contextmanager
@@ -140,7 +140,7 @@ class Pass:
                 with nn.no_grad():
                     _replace(restored, module, name, value=before.clone())
             for layer, results in zip(self._layers_over_ranks(), self._gathered, strict=True):
-                _replace(restored, layer, COLLECTIVE, value=Repeated(layer.collective, results))
+                _replace(restored, layer, COLLECTIVE, value=RepeatingCollective(layer.collective, results))
             for module in self.block.modules:
                 if isinstance(module, Quantised):
                     _replace(restored, module, "observing", value=False)
@@ -156,7 +156,7 @@ def _replace(restored: ExitStack, owner: Any, name: str, *, value: Any) -> None:
     setattr(owner, name, value)
 
 
-class Recorded:
+class RecordingCollective:
     """A collective that keeps what is gathered through it."""
 
     def __init__(self, collective: Any, results: list[Tensor]) -> None:
@@ -173,7 +173,7 @@ class Recorded:
         return gathered
 
 
-class Repeated:
+class RepeatingCollective:
     """A collective that answers with what was gathered before, in the same order, and asks no other rank."""
 
     def __init__(self, collective: Any, results: Sequence[Tensor]) -> None:

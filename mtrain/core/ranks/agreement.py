@@ -20,7 +20,7 @@ from mtrain.errors import TrainingError
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Place:
+class RankPlace:
     """The place of a rank in its training. All ranks must be at the same one, which a user's script can prevent."""
 
     update: int
@@ -92,7 +92,7 @@ class Waits(Protocol):
         ...
 
 
-def head(requests: Requests, place: Place, waits: tuple[float, float] = NO_WAITS) -> list[float]:
+def head(requests: Requests, place: RankPlace, waits: tuple[float, float] = NO_WAITS) -> list[float]:
     """Return the first ``HEAD`` numbers that a rank sends."""
     high = float(1 << FLAG_BITS)
     flags = (requests.stop + requests.save * high, requests.save_due + requests.epoch_ends * high)
@@ -114,7 +114,7 @@ def read_head(means: Array, *, size: int) -> Requests | None:
 class RanksDisagree(TrainingError):
     """The ranks are at different places after an update; raised on every rank."""
 
-    def __init__(self, places: Sequence[Place]) -> None:
+    def __init__(self, places: Sequence[RankPlace]) -> None:
         """``places``: those of the ranks, by rank."""
         super().__init__(f"the ranks are at different places after an update: {', '.join(map(str, places))}")
         self.places = places
@@ -133,11 +133,11 @@ class Agreement:
         self._waits = waits
         self._names: tuple[str, ...] | None = None
 
-    def head(self, requests: Requests, place: Place) -> list[float]:
+    def head(self, requests: Requests, place: RankPlace) -> list[float]:
         """Return the first ``HEAD`` numbers that this rank sends; call it once for each update."""
         return head(requests, place, NO_WAITS if self._waits is None else self._waits.own_numbers(place.update))
 
-    def agree(self, requests: Requests, place: Place, metrics: Sequence[float]) -> tuple[Requests, list[float]]:
+    def agree(self, requests: Requests, place: RankPlace, metrics: Sequence[float]) -> tuple[Requests, list[float]]:
         """Exchange requests, place and metrics.
 
         Args:
@@ -163,7 +163,7 @@ class Agreement:
             means = self._collective.all_reduce(np.array([*first, *metrics]), "mean")
         return agreed, means[HEAD:].tolist()
 
-    def read_requests(self, means: Array, place: Place) -> Requests:
+    def read_requests(self, means: Array, place: RankPlace) -> Requests:
         """Return the requests in the means of all ranks' vectors, and pass the waits on; call it once for each update.
 
         Raises:

@@ -105,7 +105,7 @@ class Tracer:
         ``decided``: receives a tensor (B, ...) of each micro batch, see ``models.common.imitation.Imitator``; None: nothing is.
         """
         self._decided = decided
-        return _Watched(loader, self._batch_digests)
+        return _WatchedLoader(loader, self._batch_digests)
 
     def saw(self, batch: HostBatch) -> None:
         """Record the digest of this rank's next micro batch, for a loop without a ``Loader``."""
@@ -150,7 +150,7 @@ class Tracer:
         return [of_ranks[rank][turn] for turn in range(self._accumulate) for rank in range(len(of_ranks))]
 
 
-class _Watched:
+class _WatchedLoader:
     """A loader that appends the digest of each of its micro batches to a queue, also of prefetched ones."""
 
     def __init__(self, inside: Loader, batch_digests: deque[str]) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 from mtrain.core.interfaces import Batch, Progress, RankSession, Rates, Why
 from mtrain.core.network.noise import shard_seed
-from mtrain.core.ranks.agreement import HEAD, NO_REQUESTS, Agreement, Place, Requests, Waits
+from mtrain.core.ranks.agreement import HEAD, NO_REQUESTS, Agreement, RankPlace, Requests, Waits
 from mtrain.core.samples.feed import Feed, closable
 from mtrain.core.samples.sampler import Shares
 from mtrain.core.update.cadence import Cadences, count_score, count_update, move_on
@@ -82,11 +82,11 @@ class Hooks:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Unread:
+class _StartedUpdate:
     """An update that was started, and of which nothing is known yet."""
 
     before: Progress
-    place: Place
+    place: RankPlace
     measures: Measures
     rates: Rates
     read: ReadLate
@@ -114,8 +114,8 @@ class Loop(Iterator[MicroBatch]):
         """Score of an evaluation by the driver, if it is the best so far; kept with the next checkpoint."""
         self._agreement = Agreement(job.session.collective, hooks.waits)
         self._measures = Measures(summed=job.sums_metrics)
-        self._started: _Unread | None = None
-        self._unread: _Unread | None = None
+        self._started: _StartedUpdate | None = None
+        self._unread: _StartedUpdate | None = None
         self._read_at = -math.inf
         self._saved_at = hooks.clock()
         self._saved_update = progress.update or -1
@@ -266,10 +266,12 @@ class Loop(Iterator[MicroBatch]):
     def _step_later(self, stepper: Stepper) -> None:
         """Start an update, and send what the other ranks must know of it together with its metrics."""
         measures = self._measures
-        place = Place(update=self.progress.update, names=measures.names)
+        place = RankPlace(update=self.progress.update, names=measures.names)
         numbers = [*self._agreement.head(self._requests(), place), measures.data_wait_s]
         read = stepper.step_later(numbers, measures.on_device(self.job.shares.passes))
-        self._started = _Unread(before=self.progress, place=place, measures=measures, rates=stepper.rates, read=read)
+        self._started = _StartedUpdate(
+            before=self.progress, place=place, measures=measures, rates=stepper.rates, read=read
+        )
 
     def _finish_update(self, *, leaves: bool = False) -> None:
         """Count the update in hands, and report, evaluate and save as all ranks agree; of a late job the one before."""
@@ -296,7 +298,7 @@ class Loop(Iterator[MicroBatch]):
         norm = next((stepper.norm for stepper in done if not math.isfinite(stepper.norm)), done[0].norm)
         is_reported = self._is_reported(before, norm)
         names = measures.names if is_reported else ()
-        place = Place(
+        place = RankPlace(
             update=before.update,
             leaves=leaves,
             order=feed.order(before.epoch),
@@ -314,7 +316,7 @@ class Loop(Iterator[MicroBatch]):
             self._report(before, measures, all_rates(steppers), norm, means)
         return requests
 
-    def _read(self, unread: _Unread) -> Requests:
+    def _read(self, unread: _StartedUpdate) -> Requests:
         """Read the metrics of an update that was started, count it, and report it."""
         norm, numbers = unread.read()
         requests = self._agreement.read_requests(numbers[:HEAD], unread.place)

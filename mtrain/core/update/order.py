@@ -35,7 +35,7 @@ class Exchange(Protocol):
         ...
 
 
-class Average(Protocol):
+class WeightAverage(Protocol):
     """The exponential moving average of weights and float buffers."""
 
     def follow(self, update: int) -> None:
@@ -100,7 +100,7 @@ class UpdateOrder(ABC, Generic[Gradients]):
     the host has to know is read one update later, while the device computes the next one (``settle``).
     """
 
-    _average: Average | None
+    _average: WeightAverage | None
 
     def __init__(self, recipe: Recipe, *, exchange: Exchange, rank: int) -> None:
         """Start at update 0; every rank must call."""

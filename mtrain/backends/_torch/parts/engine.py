@@ -14,7 +14,7 @@ from mtrain.backends._torch.engine import TorchEngine
 from mtrain.backends._torch.optimizer import TorchOptimizer
 from mtrain.backends._torch.parts.optimizer import PartsOptimizer
 from mtrain.backends._torch.parts.shards import Boxes, Layout, Parts
-from mtrain.backends._torch.parts.streams import Entry
+from mtrain.backends._torch.parts.streams import StateEntry
 from mtrain.core.interfaces import Array, Part, State
 from mtrain.core.overriding import override
 from mtrain.core.state import checks as state_checks
@@ -44,17 +44,17 @@ class SplitEngine(TorchEngine):
         return {name: parts[name].local if name in parts else own_memory(x) for name, x in model.state_dict().items()}
 
     @override
-    def entries(self, model: nn.Module, optimizer: TorchOptimizer) -> Mapping[Part, Mapping[str, Entry]]:
+    def entries(self, model: nn.Module, optimizer: TorchOptimizer) -> Mapping[Part, Mapping[str, StateEntry]]:
         if not isinstance(optimizer, PartsOptimizer):
             return super().entries(model, optimizer)
         parts = optimizer.parts
         if len(parts):
             self.gather.connect(self.timeout)
 
-        def entry(name: str, tensor: Tensor) -> Entry:
+        def entry(name: str, tensor: Tensor) -> StateEntry:
             if not _is_split(name, tensor, parts):
-                return Entry(tensor, tuple(tensor.shape))
-            return Entry(tensor, parts[name].shape, parts[name].layout)
+                return StateEntry(tensor, tuple(tensor.shape))
+            return StateEntry(tensor, parts[name].shape, parts[name].layout)
 
         return {
             "weights": {name: entry(name, x) for name, x in self.held_entries(model, parts).items()},
