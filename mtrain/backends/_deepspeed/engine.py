@@ -202,8 +202,8 @@ class ZeroOptimizer(PartsOptimizer):
         differentiate(loss, retain_graph=retain_graph)
 
     @override
-    def step(self, rates: Rates) -> float:
-        norm = super().step(rates)
+    def step(self, rates: Rates, evaluate: Callable[[], float] | None = None) -> float:
+        norm = super().step(rates, evaluate)
         self._zero_exchange.publish()
         return norm
 

@@ -155,7 +155,7 @@ class TorchOptimizer(UpdateOrder[Gradients]):
         return self._gradients()  # a script may have set others, ``parameter.grad = ...``
 
     @override
-    def gradients_of(self, loss: Tensor, *, retain_graph: bool = False) -> Mapping[str, Tensor]:
+    def _gradients_of(self, loss: Tensor, *, retain_graph: bool) -> Mapping[str, Tensor]:
         former = dict(self.gradients())
         self._averaged_gradients = None
         with torch.no_grad():

@@ -245,7 +245,7 @@ class Loop(Iterator[MicroBatch]):
     def gradients_of(
         self, stepper: Stepper, loss: Any, metrics: Mapping[str, Any], *, retain_graph: bool
     ) -> Mapping[str, Any]:
-        """Take a loss as ``backward`` does, and return its own gradients, see ``Optimizer.gradients_of``."""
+        """Take a loss as ``backward`` does, and return its own gradients, see ``Optimizer.gradients``."""
         assert self.micro is not None, "there is no micro batch to use"
         is_further = stepper.used
         own = stepper.gradients_of(loss, weight=self.micro.weight, retain_graph=retain_graph)

@@ -71,7 +71,7 @@ def _follows(kind: type, late: str, prompt: str) -> bool:
 
 
 class _FirstNotFinite(Exception):
-    """The first gradient of an update by ``step_by`` is not finite."""
+    """The first gradient of an update with ``evaluate`` is not finite."""
 
 
 class _Late:
@@ -144,13 +144,14 @@ class UpdateOrder(ABC, Generic[Gradients]):
             kept = {"retain_graph": True} if retain_graph else {}
             self._differentiate(loss if factor == 1 else loss * factor, **kept)
 
-    def gradients(self) -> Mapping[str, Any]:
+    def gradients(self, loss: Any = None, *, retain_graph: bool = False) -> Mapping[str, Any]:
         """See ``Optimizer.gradients``."""
+        if loss is not None:
+            return self._gradients_of(loss, retain_graph=retain_graph)
         with self._without_graph():
             return self._by_name(self._exchange_gradients())
 
-    def gradients_of(self, loss: Any, *, retain_graph: bool = False) -> Mapping[str, Any]:
-        """See ``Optimizer.gradients_of``."""
+    def _gradients_of(self, loss: Any, *, retain_graph: bool) -> Mapping[str, Any]:
         raise SpecError(NO_GRADIENTS_OF)
 
     def _exchange_gradients(self) -> Gradients:
@@ -163,9 +164,9 @@ class UpdateOrder(ABC, Generic[Gradients]):
                 self._multiply(self._averaged_gradients, 1 / self._scaler.scale)
         return self._averaged_gradients
 
-    def step(self, rates: Rates) -> float:
+    def step(self, rates: Rates, evaluate: Callable[[], float] | None = None) -> float:
         """See ``Optimizer.step``. An update whose norm is not finite changes no weight, moment or average; it is counted."""
-        return self._update(rates)
+        return self._update(rates) if evaluate is None else self._update_by(rates, evaluate)
 
     def step_later(
         self, rates: Rates, numbers: Sequence[float], tensors: Sequence[Any]
@@ -235,8 +236,8 @@ class UpdateOrder(ABC, Generic[Gradients]):
         """Return the gradients that ``gradients`` has shown, as a script has changed them."""
         return averaged
 
-    def step_by(self, rates: Rates, evaluate: Callable[[], float]) -> float:
-        """See ``Optimizer.step_by``."""
+    def _update_by(self, rates: Rates, evaluate: Callable[[], float]) -> float:
+        """Change the weights once, by an optimizer that computes the gradients itself, as often as it likes."""
         self.settle()
         norms: list[float] = []
 
