@@ -66,6 +66,7 @@ def gather_on_first(collective: Collective, value: T) -> list[T]:
     own = pack(value) if collective.rank else b""
     longest = max(collective.all_gather(len(own)))
     received = [bytearray() for _ in range(collective.size)]
+    # In parts: ``all_gather`` gives every rank everything, and the others would have to hold it.
     length = max(1, PART_BYTES // max(1, collective.size - 1))
     for begin in range(0, longest, length):
         parts = collective.all_gather(own[begin : begin + length])

@@ -66,6 +66,7 @@ def evaluate(  # noqa: PLR0913  # the parts of an evaluation
             for output, host in outputs(session, model, loader, augmented=augmented, narrow=narrow):
                 evaluator.add(host, predictions(output, host))
         finally:
+            # Also when the evaluation fails or is interrupted: a script may go on training.
             model.train()
     return metrics_of(evaluator, session.collective)
 
@@ -77,6 +78,7 @@ def metrics_of(evaluator: Evaluator, collective: Collective) -> dict[str, float]
     """
     if collective.size == 1 or not getattr(evaluator, "scores_once", False):
         return evaluator.result(collective.all_gather(evaluator.partial()))
+    # The metrics alone are sent back, so other ranks never hold the predictions of all.
     partials = gather_on_first(collective, evaluator.partial())
     metrics = evaluator.result(partials) if collective.rank == 0 else {}
     return broadcast(collective, metrics)
@@ -89,6 +91,7 @@ def interruptible(loader: Iterable[Item], *, collective: Collective, stop: Calla
         Interrupted: ``stop`` returned True on some rank; it is raised on every rank.
     """
     for host in loader:
+        # A signal reaches ranks at different times; one that ended alone would leave the others waiting.
         if collective.all_reduce(np.array([float(stop())]), "max")[0] > 0:
             raise Interrupted("ended from outside during evaluation")
         yield host

@@ -156,6 +156,7 @@ class Checkpoints(CheckpointStore):
         extra: Mapping[str, Any],
     ) -> None:
         self.wait()
+        # By numbers and not by clocks: times of hosts that wrote parts of one run may disagree.
         self._serial += 1
         meta = {"score": score, "serial": self._serial, "extra": dict(extra)}
         copied = replace(progress)  # the loop goes on while another thread writes
@@ -189,6 +190,7 @@ class Checkpoints(CheckpointStore):
             self._retain(self.folder / name)
             self._on_written(self.folder / name)
         except Exception as error:
+            # Other ranks send their parts of the arrays, and would wait for ever for somebody who takes them.
             content.read_to_its_end()
             shutil.rmtree(temporary, ignore_errors=True)
             if not isinstance(error, OSError):
@@ -246,6 +248,7 @@ def _link(checkpoint: Path, final: Path) -> None:
         shutil.copytree(checkpoint, temporary, copy_function=os.link)
     except (OSError, shutil.Error):
         shutil.rmtree(temporary, ignore_errors=True)
+        # The disk knows no hard links.
         shutil.copytree(checkpoint, temporary)
     files.publish(temporary, final)
 
@@ -416,6 +419,7 @@ def _find_abandoned(folder: Path) -> Iterator[Path]:
     for path in folder.glob(f"{TEMPORARY}*"):
         _, _, rest = path.name.partition("@")
         host, _, process = rest.partition("@")
+        # A folder with the number of this process was left by an earlier one: numbers come again.
         number = process.split(".")[0]
         if host == socket.gethostname() and (
             not number.isdigit() or int(number) == os.getpid() or not _alive(int(number))

@@ -38,6 +38,7 @@ def build(plugin: Model, task: Task, collective: Collective, sizes: Sizes | None
         return plugin.build(task, collective)
     names = _names_in_order(plugin, task, collective)
     _check(sizes, names, fused=plugin.fused({}) is not None)
+    # Layers are made in the order in which their names were learned: a model builds the same way twice.
     order = iter(names)
 
     def make_resized(kind: str, make: Make, *args: Any, **kwargs: Any) -> Any:
@@ -91,6 +92,7 @@ def _names_in_order(plugin: Model, task: Task, collective: Collective) -> list[s
         made.append(make(*args, **kwargs))
         return made[-1]
 
+    # Built once as its code says, because only the finished network tells which name a layer has.
     with constructors(note_layer):
         network = plugin.build(task, collective)
     names = name_layers(network)
@@ -121,6 +123,7 @@ def _resize(kind: str, sizes: Sequence[int], args: tuple[Any, ...], kwargs: dict
         _put(changed, kwargs, i, name, size)
     if place is not None:
         groups = kwargs.get("groups", args[place] if len(args) > place else 1)
+        # A depthwise convolution has a group for each input, so its groups follow the inputs.
         if groups > 1 and groups == former_inputs:
             _put(changed, kwargs, place, "groups", sizes[0])
     return changed

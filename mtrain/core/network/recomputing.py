@@ -124,6 +124,7 @@ class Pass:
     def _first(self) -> Iterator[None]:
         self._ran = True
         with nn.no_grad():
+            # Copies, because the pass moves running statistics in place.
             self._buffers = [getattr(module, name).clone() for module, name in self.block.buffers]
         layers = self._layers_over_ranks()
         self._gathered = [[] for _ in layers]
@@ -142,6 +143,7 @@ class Pass:
             for layer, results in zip(self._layers_over_ranks(), self._gathered, strict=True):
                 _replace(restored, layer, COLLECTIVE, value=RepeatingCollective(layer.collective, results))
             for module in self.block.modules:
+                # The first pass has observed the input; a second look would count it twice.
                 if isinstance(module, Quantised):
                     _replace(restored, module, "observing", value=False)
             yield
@@ -178,6 +180,7 @@ class RepeatingCollective:
 
     def __init__(self, collective: Any, results: Sequence[Tensor]) -> None:
         self._collective = collective
+        # Ranks may recompute their blocks in different orders, so none can be asked again.
         self._results = iter(results)
 
     def __getattr__(self, name: str) -> Any:

@@ -81,6 +81,7 @@ class Stepper:
         self.optimizer.backward(loss if weight == 1 else loss * weight, **kept)
         self.taken += not self.used
         self.used = True
+        # Closed before the step, so that update rules run outside of mixed precision.
         if not self.own_order:
             self._context.close()
 
@@ -116,6 +117,7 @@ class Stepper:
         return self.optimizer.step_later(self._next_rates(), numbers, tensors)
 
     def _next_rates(self) -> Rates:
+        # By the updates begun, skipped ones included: whether one was applied may not be known yet.
         self.rates = rates = self.schedule(self.count)
         self.count += 1
         return rates

@@ -114,6 +114,7 @@ class PPYOLOE(Detector):
         labels_BN, boxes_BN4 = group_rows(batch["targets"], shape=batch["images"].shape[:3])
         others = {name: array for name, array in batch.items() if name not in ("targets", "epoch")}
         static = int(batch["epoch"][0]) < self.options.static_assigner_epoch
+        # Told by the presence of a name: a value would have to be read from the device in every update.
         marked = {STATIC: np.zeros(1, np.int64)} if static else {}
         return {**others, "labels": labels_BN, "boxes": boxes_BN4, **marked}
 
@@ -139,6 +140,7 @@ class PPYOLOE(Detector):
         for output, variation in outputs:
             boxes_BL4 = np.array(output["boxes"]) / variation.scale
             if variation.mirrored:
+                # The left side of a mirrored box is the right one of the original.
                 boxes_BL4[..., [0, 2]] = variation.width - boxes_BL4[..., [2, 0]]
             boxes.append(boxes_BL4)
         return {
@@ -161,6 +163,7 @@ class PPYOLOE(Detector):
         if leaf in ("bias", "running_mean") or ".pred_" in name:
             return np.zeros(shape, np.float32)
         in_head_gate = ".stem_" in name and ".fc." in name
+        # So small that all gates of the head start half open.
         deviation = _GATE_DEVIATION if in_head_gate else math.sqrt(2 / math.prod(shape[1:]))
         rng = generator_of(name, seed=seed)
         return (rng.standard_normal(shape) * deviation).astype(np.float32)
@@ -238,6 +241,7 @@ def fuse(weights: Mapping[str, Array]) -> dict[str, Array]:
             kernel, bias = _branch(weights, f"{block}.conv1")
             point, shift = _branch(weights, f"{block}.conv2")
             factor = np.asarray(weights.get(f"{block}.alpha", 1.0), np.float64)
+            # A 1x1 kernel is the centre of a 3x3 kernel.
             kernel[:, :, 1:2, 1:2] += factor * point
             fused[f"{block}.conv.weight"] = kernel.astype(array.dtype)
             fused[f"{block}.conv.bias"] = (bias + factor * shift).astype(array.dtype)

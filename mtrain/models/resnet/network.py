@@ -107,6 +107,7 @@ class Network(Imitator):
             width = STEM_WIDTH * 2**stage
             blocks = []
             for number in range(count):
+                # The first block of each stage but the first halves the size.
                 blocks.append(block(channels, width, 2 if stage and not number else 1))
                 channels = block.expansion * width
             setattr(self, f"layer{stage + 1}", nn.Sequential(*blocks))

@@ -87,6 +87,7 @@ class Network(Imitator):
             x_BCHW = double(x_BCHW if number == 0 else ops.max_pool2d(x_BCHW, 2))
             levels.append(x_BCHW)
         x_BCHW = self.drop(x_BCHW, random_key)
+        # The smallest map is the one that rises; the others join it on the way up.
         for up, beside_BCHW in zip(self.up, levels[-2::-1], strict=True):
             x_BCHW = up(x_BCHW, beside_BCHW)
         return self.classifier(x_BCHW)

@@ -119,6 +119,7 @@ class YOLOv5(Detector):
         """
         super().prepare_task(task, statistics)
         boxes = np.asarray(statistics.get("boxes_wh_px", ()), np.float64).reshape(-1, 2)
+        # Boxes without an area match no anchor, and have no ratio to one.
         boxes = boxes[(boxes > 0).all(axis=1)]
         option, threshold = self.options.anchors, self.options.anchor_threshold
         current = np.asarray(option if isinstance(option, list) else COCO_ANCHORS, np.float64)
@@ -176,6 +177,8 @@ class YOLOv5(Detector):
         for level, stride in enumerate(STRIDES):
             bias = values.get(f"model.24.m.{level}.bias")
             if bias is not None:
+                # A view, so that the array in ``values`` changes: a row for each anchor, objectness before the
+                # classes.
                 rows = bias.reshape(3, -1)
                 rows[:, 4] += math.log(8 / (640 / stride) ** 2)
                 rows[:, 5:] += math.log(0.6 / (len(task.class_names) - 0.99999))
@@ -204,6 +207,7 @@ class YOLOv5(Detector):
         parts = []
         for output, variation in outputs:
             decoded_BNC = np.array(output["decoded"])
+            # In pixels of the original, in which all copies can be compared.
             decoded_BNC[..., :4] /= variation.scale
             if variation.mirrored:
                 decoded_BNC[..., 0] = variation.width - decoded_BNC[..., 0]
