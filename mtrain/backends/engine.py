@@ -203,7 +203,7 @@ class Engine(RankSession):
     def _wants_late(self) -> bool:
         return not self.on_cpu if self.late_figures == "auto" else self.late_figures
 
-    def _use_kernels(self, model: Any, own: Loaded[Any]) -> None:
+    def _use_kernels(self, model: Any, own: Loaded) -> None:
         """Use mtrain's own kernels if every rank has them: which rank computes a sample must not change its bits."""
         missing = [reason for reason in self.collective.all_gather(own.reason) if reason]
         if not missing:

@@ -7,9 +7,9 @@ from typing import Any, Literal, Self
 import numpy as np
 import paddle
 from paddle import Tensor
-from paddle.nn import Identity, Layer, ReLU, Sigmoid
-from paddle.nn import MaxPool2D as MaxPool2d
-from paddle.nn import Silu as SiLU
+from paddle.nn import Identity, Layer, ReLU, Sigmoid  # noqa: F401 - some are layers of the contract
+from paddle.nn import MaxPool2D as MaxPool2d  # noqa: F401
+from paddle.nn import Silu as SiLU  # noqa: F401
 from paddle.nn import functional as F
 from paddle.nn.initializer import Constant, Uniform
 
@@ -17,31 +17,6 @@ from mtrain.backends._paddle import internals, kernels, ops, paddle2_compatibili
 from mtrain.core.interfaces import Array
 from mtrain.core.network import noise
 from mtrain.core.overriding import override
-
-__all__ = [
-    "GELU",
-    "BatchNorm2d",
-    "Conv2d",
-    "ConvTranspose2d",
-    "Dropout",
-    "Embedding",
-    "GroupNorm",
-    "Identity",
-    "LayerNorm",
-    "Linear",
-    "MaxPool2d",
-    "Module",
-    "ModuleList",
-    "ReLU",
-    "Sequential",
-    "SiLU",
-    "Sigmoid",
-    "Upsample",
-    "buffer",
-    "frozen",
-    "no_grad",
-    "parameter",
-]
 
 no_grad = paddle.no_grad
 _REDUCED = (0, 2, 3)

@@ -2,16 +2,12 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Literal
 
 import torch
 from torch import distributed as dist
 
-from mtrain.backends.base import DeviceOptions
-from mtrain.errors import LaunchError
-from mtrain.system.memory import keep_memory, peak_resident_bytes, return_memory
-
-DeviceName = Literal["auto", "cpu", "cuda"]
+from mtrain.backends.base import DeviceName, DeviceOptions, uses_cuda
+from mtrain.system.memory import peak_resident_bytes
 
 
 def choose(name: DeviceName, *, local_rank: int, tf32: bool, keep: bool) -> torch.device:
@@ -26,20 +22,10 @@ def choose(name: DeviceName, *, local_rank: int, tf32: bool, keep: bool) -> torc
     Raises:
         LaunchError: CUDA was requested and is not available, or has fewer devices than this host has ranks.
     """
-    available = torch.cuda.is_available() if name != "cpu" else False
-    if name == "cuda" and not available:
-        raise LaunchError(
-            "backend.options.device: 'cuda' was asked for, but torch sees no CUDA device; use 'cpu' or 'auto', or "
-            "check the driver and CUDA_VISIBLE_DEVICES"
-        )
-    if not available:
-        (keep_memory if keep else return_memory)()
+    count = torch.cuda.device_count() if name != "cpu" and torch.cuda.is_available() else 0
+    advice = "the driver and CUDA_VISIBLE_DEVICES"
+    if not uses_cuda(name, count=count, local_rank=local_rank, keep=keep, framework="torch", advice=advice):
         return torch.device("cpu")
-    if local_rank >= torch.cuda.device_count():
-        raise LaunchError(
-            f"rank {local_rank} of this host has no CUDA device: there are {torch.cuda.device_count()}; "
-            f"use --nproc-per-node {torch.cuda.device_count()} or backend.options.device: cpu"
-        )
     torch.cuda.set_device(local_rank)
     torch.backends.cuda.matmul.allow_tf32 = tf32
     torch.backends.cudnn.allow_tf32 = tf32

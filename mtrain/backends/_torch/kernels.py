@@ -92,7 +92,7 @@ class _KernelNormalize(torch.autograd.Function):
         return dx_BCHW, grad_weight, grad_bias, None
 
 
-def _kernels() -> library.Kernels:
+def _kernels() -> Any:
     kernels = library.load().kernels
     assert kernels is not None, "syncbn.use_kernels checks this"
     return kernels

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import (
+from torch.nn import (  # noqa: F401 - the layers that torch has as the contract wants them
     GELU,
     Conv2d,
     ConvTranspose2d,
@@ -30,31 +30,6 @@ from mtrain.backends._torch.collective import TorchCollective
 from mtrain.core.interfaces import Array
 from mtrain.core.network import noise
 from mtrain.core.overriding import override
-
-__all__ = [
-    "GELU",
-    "BatchNorm2d",
-    "Conv2d",
-    "ConvTranspose2d",
-    "Dropout",
-    "Embedding",
-    "GroupNorm",
-    "Identity",
-    "LayerNorm",
-    "Linear",
-    "MaxPool2d",
-    "Module",
-    "ModuleList",
-    "ReLU",
-    "Sequential",
-    "SiLU",
-    "Sigmoid",
-    "Upsample",
-    "buffer",
-    "frozen",
-    "no_grad",
-    "parameter",
-]
 
 no_grad = torch.no_grad
 

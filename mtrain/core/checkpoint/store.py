@@ -156,8 +156,8 @@ class Checkpoints(CheckpointStore):
         extra: Mapping[str, Any],
     ) -> None:
         self.wait()
-        # By numbers and not by clocks: times of hosts that wrote parts of one run may disagree.
         self._serial += 1
+        # Ordered by numbers and not by clocks: times of hosts that wrote parts of one run may disagree.
         meta = {"score": score, "serial": self._serial, "extra": dict(extra)}
         copied = replace(progress)  # the loop goes on while another thread writes
         stream = WholeStream(state) if isinstance(state, State) else state

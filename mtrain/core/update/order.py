@@ -9,6 +9,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from functools import cache
 from typing import Any, Generic, Protocol, TypeVar
 
 from mtrain.core.interfaces import Array, Rates, Recipe
@@ -74,22 +75,6 @@ class _FirstNotFinite(Exception):
     """The first gradient of an update with ``evaluate`` is not finite."""
 
 
-class _Late:
-    """The norm and the metrics of an update that the device may still be computing."""
-
-    def __init__(self, read: Callable[[], Array]) -> None:
-        """Keep ``read``, which waits for the device and returns the norm followed by the metrics."""
-        self._read: Callable[[], Array] | None = read
-        self._values: Array | None = None
-
-    def values(self) -> Array:
-        """Return the norm followed by the metrics; the first call waits for the device."""
-        if self._values is None:
-            assert self._read is not None
-            self._values, self._read = self._read(), None
-        return self._values
-
-
 class UpdateOrder(ABC, Generic[Gradients]):
     """Runs an update in the order that ``core.interfaces.Optimizer`` defines, with the primitives of a framework.
 
@@ -110,7 +95,8 @@ class UpdateOrder(ABC, Generic[Gradients]):
         self._scaler = LossScaler(recipe.precision)
         self._ranges: Ranges | None = None
         self._masking: Masking[Any] | None = None
-        self._late: _Late | None = None
+        self._late: Callable[[], Array] | None = None
+        """Waits for the device, and returns the norm and the metrics of an update that it may still be computing."""
         self._averaged_gradients: Gradients | None = None
         """Gradients of the update in hands that are means over the ranks already, without the loss scale."""
         self._restore_buffers: Callable[[], None] | None = None
@@ -177,7 +163,7 @@ class UpdateOrder(ABC, Generic[Gradients]):
         assert late is not None, "the update has sent it"
 
         def read() -> tuple[float, Array]:
-            values = late.values()
+            values = late()
             return float(values[0]), values[1:]
 
         return read
@@ -224,7 +210,7 @@ class UpdateOrder(ABC, Generic[Gradients]):
                 self._count(norm)
             else:
                 # The average follows this update before the next one changes the weights, so its buffers are copied now.
-                self._late = _Late(send(norm))
+                self._late = cache(send(norm))
                 if self._average is not None:
                     self._average.remember()
             # The next update begins with no gradient, and with random numbers that a resumed job draws again.
@@ -309,7 +295,7 @@ class UpdateOrder(ABC, Generic[Gradients]):
         """Count the update of the last ``step_later``, if that was not done yet; waits for the device."""
         late, self._late = self._late, None
         if late is not None:
-            norm = float(late.values()[0])
+            norm = float(late()[0])
             with self._without_graph():
                 self._count(norm)
                 if not math.isfinite(norm):

@@ -48,7 +48,7 @@ class RepConv(nn.Module):
         """Return a map of the same shape."""
         if self.deploy:
             return ops.silu(self.conv(x_BCHW))
-        # Only the 1x1 branch is weighed: the factor can then be fused into its kernel.
+        # As published, the factor belongs to the 1x1 branch alone; ``fuse`` multiplies its kernel by it.
         point_BCHW = self.conv2(x_BCHW)
         return ops.silu(self.conv1(x_BCHW) + (self.alpha * point_BCHW if self.weighed else point_BCHW))
 

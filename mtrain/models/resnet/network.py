@@ -12,7 +12,7 @@ from typing import Any
 from mtrain.core import nn, ops
 from mtrain.core.interfaces import Batch, Tensor
 from mtrain.models.common.imitation import Imitator, Signals
-from mtrain.models.common.pixels import as_floats
+from mtrain.models.common.pixels import normalise, wide
 
 STEM_WIDTH = 64
 """Channels of the first convolution and of the first stage."""
@@ -137,11 +137,7 @@ class Network(Imitator):
 
     def pixels(self, images_BSS3: Tensor) -> Tensor:
         """Normalise images, uint8 (B, S, S, 3), to (B, 3, S, S) in the dtype of the weights."""
-        dtype = ops.dtype(self.conv1.weight)
-        x_BSS3 = as_floats(images_BSS3, dtype=dtype) / 255
-        mean_3 = ops.constant(tuple(self.mean), like=x_BSS3, dtype=ops.dtype(x_BSS3))
-        std_3 = ops.constant(tuple(self.std), like=x_BSS3, dtype=ops.dtype(x_BSS3))
-        return ops.permute_dims(ops.astype((x_BSS3 - mean_3) / std_3, dtype), (0, 3, 1, 2))
+        return normalise(images_BSS3, mean=self.mean, std=self.std, dtype=ops.dtype(self.conv1.weight))
 
     def features(self, pixels_B3SS: Tensor) -> list[Tensor]:
         """Return the feature maps of the last three stages for normalised pixels."""
@@ -159,8 +155,7 @@ class Network(Imitator):
 
     def classify(self, x_BCHW: Tensor) -> Tensor:
         """Compute the class logits (B, C), in float32 or float64, from the last feature map."""
-        logits_BC = self.fc(ops.mean(x_BCHW, axis=(2, 3)))
-        return logits_BC if ops.dtype(logits_BC) == "float64" else ops.astype(logits_BC, "float32")
+        return wide(self.fc(ops.mean(x_BCHW, axis=(2, 3))))
 
 
 def _projection(in_channels: int, out_channels: int, stride: int) -> nn.Sequential:

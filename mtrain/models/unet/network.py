@@ -72,8 +72,8 @@ class Network(Imitator):
 
     def signals(self, batch: Batch) -> Signals:
         """Show the class logits of each pixel (B, C, S, S)."""
-        options = self.options
-        x_B3SS = normalise(batch, mean=options.mean, std=options.std, dtype=ops.dtype(self.classifier.weight))
+        options, dtype = self.options, ops.dtype(self.classifier.weight)
+        x_B3SS = normalise(batch["pixels"][:, :, :, :3], mean=options.mean, std=options.std, dtype=dtype)
         return Signals(logits=wide(self.logits(x_B3SS, batch.get("random_key"))))
 
     def raw(self, batch: Batch) -> dict[str, Tensor]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from mtrain.core import nn, ops
 from mtrain.core.interfaces import Batch, Tensor
 from mtrain.models.common.imitation import Imitator, Signals
-from mtrain.models.common.pixels import as_floats
+from mtrain.models.common.pixels import as_floats, wide
 
 _EPS = 1e-6
 """Epsilon of the norms."""
@@ -190,5 +190,4 @@ class Network(Imitator):
         x_BND = self.norm(x_BND)
         # The token was put before the patches.
         pooled_BD = x_BND[:, 0] if self.with_token else ops.mean(x_BND, axis=1)
-        logits_BC = self.head(pooled_BD)
-        return logits_BC if ops.dtype(logits_BC) == "float64" else ops.astype(logits_BC, "float32")
+        return wide(self.head(pooled_BD))
