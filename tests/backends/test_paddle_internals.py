@@ -106,7 +106,7 @@ def test_hooks_run_after_a_gradient_is_added_in_the_order_of_registration() -> N
 def test_data_parallel_keeps_the_layer_that_it_wraps_under_a_private_name() -> None:
     PADDLE.reads("paddle:DataParallel.__init__", ["self._layers = layers"])
     layer = paddle.nn.Linear(1, 1)
-    assert internals.unwrapped(layer) is layer
+    assert internals.unwrap(layer) is layer
 
 
 def test_floating_types_alone_are_converted() -> None:
