@@ -15,6 +15,7 @@ from mtrain.core.interfaces import Backend, Recipe
 from mtrain.core.overriding import override
 from mtrain.errors import LaunchError
 from mtrain.spec import collector, remedies
+from mtrain.system.memory import keep_memory, return_memory
 
 EXTRAS = {"torch": "ddp", "paddle": "fleet-cpu"}
 """Maps a framework to the extra of mtrain that installs it."""
@@ -35,6 +36,38 @@ class DeviceOptions(BaseModel):
     keep_memory: bool = Field(
         default=True, description="CPU: freed memory is kept for the next update; false: returned, slower (glibc)"
     )
+
+
+DeviceName = Literal["auto", "cpu", "cuda"]
+
+
+def uses_cuda(name: DeviceName, *, count: int, local_rank: int, keep: bool, framework: str, advice: str) -> bool:
+    """Return whether a rank computes on CUDA; where it does not, freed memory is kept or returned, see ``system.memory``.
+
+    Args:
+        name: ``auto`` is CUDA where there is a device, else the CPU.
+        count: CUDA devices that the framework sees.
+        local_rank: Number of this rank on its host, which is the number of its CUDA device.
+        keep: Keep freed memory for the next update.
+        framework: Its name, for messages.
+        advice: What to check where it sees no device.
+
+    Raises:
+        LaunchError: CUDA was requested and is not available, or has fewer devices than this host has ranks.
+    """
+    if name == "cuda" and not count:
+        raise LaunchError(
+            f"backend.options.device: 'cuda' was asked for, but {framework} sees no CUDA device; use 'cpu' or 'auto', or "
+            f"check {advice}"
+        )
+    if not count:
+        (keep_memory if keep else return_memory)()
+    elif local_rank >= count:
+        raise LaunchError(
+            f"rank {local_rank} of this host has no CUDA device: there are {count}; "
+            f"use --nproc-per-node {count} or backend.options.device: cpu"
+        )
+    return count > 0
 
 
 class Check(Protocol):

@@ -40,9 +40,10 @@ class DDP(TorchBackend):
 
     rendezvous = "torch"
 
+    _engine: DdpEngine | None = None
+
     def __init__(self, options: Options) -> None:
         self.options = options
-        self._engine: DdpEngine | None = None
 
     @override
     def check(self, recipe: Recipe, *, size: int, on_cpu: bool) -> None:
@@ -60,32 +61,13 @@ class DDP(TorchBackend):
 
     @override
     def __enter__(self) -> DdpEngine:
-        from torch import distributed as dist
-
         from mtrain.backends._torch import device, internals
-        from mtrain.backends._torch.collective import DistributedCollective
         from mtrain.backends._torch.ddp_engine import DdpEngine
         from mtrain.backends._torch.ranks import group
 
         internals.import_before_joining()
-        local_rank = dist.get_node_local_rank(fallback_rank=0)
-        target = device.choose(
-            self.options.device, local_rank=local_rank, tf32=self.options.tf32, keep=self.options.keep_memory
-        )
-        on_cuda = target.type == "cuda"
-        timeout = timedelta(seconds=self.options.timeout_s)
-        group.join("ddp", on_cuda=on_cuda, timeout=timeout)
-        host_group = dist.new_group(backend="gloo", timeout=timeout) if on_cuda else None
-        collective = DistributedCollective(local_rank=local_rank, host_group=host_group)
+        target = device.of_this_rank(self.options)
+        collective = group.connect("ddp", target, timeout=timedelta(seconds=self.options.timeout_s))
         self._engine = DdpEngine(collective, target, options=self.options, check=self.check)
         self._engine.late_figures = self.options.late_figures
         return self._engine
-
-    @override
-    def __exit__(self, *error: object) -> None:
-        from mtrain.backends._torch.ranks import group
-
-        if self._engine is not None:
-            self._engine.close()
-        self._engine = None
-        group.leave(failed=bool(error) and error[0] is not None)

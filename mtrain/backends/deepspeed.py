@@ -60,9 +60,10 @@ class DeepSpeed(TorchBackend):
 
     rendezvous = "torch"
 
+    _engine: ZeroEngine | None = None
+
     def __init__(self, options: Options) -> None:
         self.options = options
-        self._engine: ZeroEngine | None = None
 
     @override
     def check(self, recipe: Recipe, *, size: int, on_cpu: bool) -> None:
@@ -84,39 +85,23 @@ class DeepSpeed(TorchBackend):
 
     @override
     def __enter__(self) -> ZeroEngine:
-        from torch import distributed as dist
-
         from mtrain.backends._deepspeed import library
         from mtrain.backends._torch import device, internals
         from mtrain.backends._torch.ranks import group
 
         internals.import_before_joining()
         options = self.options
-        local_rank = dist.get_node_local_rank(fallback_rank=0)
-        target = device.choose(options.device, local_rank=local_rank, tf32=options.tf32, keep=options.keep_memory)
+        target, timeout = device.of_this_rank(options), timedelta(seconds=options.timeout_s)
         library.load(target.type)
-        on_cuda = target.type == "cuda"
-        timeout = timedelta(seconds=options.timeout_s)
-        group.join("deepspeed", on_cuda=on_cuda, timeout=timeout)
-        library.start(backend="nccl" if on_cuda else "gloo", timeout=timeout)
-        self._engine = self._make_engine(local_rank, timeout)
+        collective = group.connect("deepspeed", target, timeout=timeout)
+        library.start(backend="nccl" if target.type == "cuda" else "gloo", timeout=timeout)
+        from mtrain.backends._deepspeed.engine import ZeroEngine
+
+        self._engine = ZeroEngine(collective, target, self._sharding, check=self.check)
         self._engine.late_figures = options.late_figures
         self._engine.keep_memory = options.keep_memory
         self._engine.timeout = timeout
         return self._engine
-
-    def _make_engine(self, local_rank: int, timeout: timedelta) -> ZeroEngine:
-        import torch
-        from torch import distributed as dist
-
-        from mtrain.backends._deepspeed.engine import ZeroEngine
-        from mtrain.backends._torch.collective import DistributedCollective
-
-        on_cuda = dist.get_backend() == "nccl"
-        target = torch.device("cuda", local_rank) if on_cuda else torch.device("cpu")
-        host_group = dist.new_group(backend="gloo", timeout=timeout) if on_cuda else None
-        collective = DistributedCollective(local_rank=local_rank, host_group=host_group)
-        return ZeroEngine(collective, target, self._sharding, check=self.check)
 
     @property
     def _sharding(self) -> Sharding:
@@ -132,13 +117,12 @@ class DeepSpeed(TorchBackend):
     @override
     def __exit__(self, *error: object) -> None:
         from mtrain.backends._deepspeed import library
-        from mtrain.backends._torch.ranks import group
 
         if self._engine is not None:
             self._engine.close()
         self._engine = None
-        library.stop()
-        group.leave(failed=bool(error) and error[0] is not None)
+        library.stop()  # DeepSpeed's own groups end before the default one, which `super` leaves
+        super().__exit__(*error)
 
 
 def bytes_sent_per_update(

@@ -21,8 +21,6 @@ from mtrain.errors import SpecError
 from mtrain.spec import package_parts
 
 if TYPE_CHECKING:
-    import torch
-
     from mtrain.backends._fsdp.engine import FsdpEngine
 
 
@@ -42,9 +40,10 @@ class Fsdp(TorchBackend):
     rendezvous = "torch"
     takes_meshes = True
 
+    _engine: FsdpEngine | None = None
+
     def __init__(self, options: Options) -> None:
         self.options = options
-        self._engine: FsdpEngine | None = None
 
     @override
     def check(self, recipe: Recipe, *, size: int, on_cpu: bool) -> None:
@@ -66,62 +65,41 @@ class Fsdp(TorchBackend):
     def sent_per_update(
         self, arrays: Sequence[PlannedArray], recipe: Recipe, *, size: int, on_cpu: bool
     ) -> float | None:
-        return bytes_sent_per_update(arrays, recipe, size=size, on_cpu=on_cpu)
+        each = rings.element_bytes(recipe)
+        gathered = exchanged = 0.0
+        for array in arrays:
+            rows, *others = array.shape
+            part = -(-rows // size) * prod(others) * each  # FSDP divides the first axis, and pads it
+            gathered += 2 * recipe.accumulate * part  # for the forward and for the backward pass
+            if array.trained:
+                # For norms with the bits of whole gradients; a single row lies on one rank, which takes its norm.
+                gathered += part if rows > 1 else 0
+                exchanged += part * size
+        return rings.all_gather(gathered, size=size) + rings.reduce_scatter(exchanged, size=size, on_cpu=on_cpu)
 
     @override
     def __enter__(self) -> FsdpEngine:
         # Parts of this module hold on to the process group that exists when they are imported, and so keep its threads
         # alive. It is therefore imported before the group is made.
         import torch.distributed.fsdp  # noqa: F401
-        from torch import distributed as dist
 
         from mtrain.backends._torch import device
         from mtrain.backends._torch.ranks import group
 
         options = self.options
-        local_rank = dist.get_node_local_rank(fallback_rank=0)
-        target = device.choose(options.device, local_rank=local_rank, tf32=options.tf32, keep=options.keep_memory)
-        timeout = timedelta(seconds=options.timeout_s)
-        group.join("fsdp", on_cuda=target.type == "cuda", timeout=timeout)
-        self._engine = self._make_engine(target, local_rank=local_rank, timeout=timeout)
+        target, timeout = device.of_this_rank(options), timedelta(seconds=options.timeout_s)
+        collective = group.connect("fsdp", target, timeout=timeout)
+        from mtrain.backends._fsdp.engine import FsdpEngine
+
+        self._engine = FsdpEngine(collective, target, unit=options.unit, check=self.check)
         self._engine.late_figures = options.late_figures
         self._engine.keep_memory = options.keep_memory
         self._engine.timeout = timeout
         return self._engine
 
-    def _make_engine(self, target: torch.device, *, local_rank: int, timeout: timedelta) -> FsdpEngine:
-        from torch import distributed as dist
-
-        from mtrain.backends._fsdp.engine import FsdpEngine
-        from mtrain.backends._torch.collective import DistributedCollective
-
-        # Numpy arrays and objects travel over gloo, so that they never wait for a device.
-        host_group = dist.new_group(backend="gloo", timeout=timeout) if target.type == "cuda" else None
-        collective = DistributedCollective(local_rank=local_rank, host_group=host_group)
-        return FsdpEngine(collective, target, unit=self.options.unit, check=self.check)
-
     @override
     def __exit__(self, *error: object) -> None:
         from mtrain.backends._fsdp.internals import forget_meshes
-        from mtrain.backends._torch.ranks import group
 
-        if self._engine is not None:
-            self._engine.close()
-        self._engine = None
-        group.leave(failed=bool(error) and error[0] is not None)
+        super().__exit__(*error)
         forget_meshes()
-
-
-def bytes_sent_per_update(arrays: Sequence[PlannedArray], recipe: Recipe, *, size: int, on_cpu: bool) -> float:
-    """Return the bytes that each of ``size`` ranks sends. See ``Backend.sent_per_update``."""
-    each = rings.element_bytes(recipe)
-    gathered = exchanged = 0.0
-    for array in arrays:
-        rows, *others = array.shape
-        part = -(-rows // size) * prod(others) * each  # FSDP divides the first axis, and pads it
-        gathered += 2 * recipe.accumulate * part  # for the forward and for the backward pass
-        if array.trained:
-            # For norms with the bits of whole gradients; a single row lies on one rank, which takes its norm.
-            gathered += part if rows > 1 else 0
-            exchanged += part * size
-    return rings.all_gather(gathered, size=size) + rings.reduce_scatter(exchanged, size=size, on_cpu=on_cpu)

@@ -45,11 +45,11 @@ class Waits:
 
     def _count(self, call: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(call)
-        def counted(*args: Any, **named: Any) -> Any:
+        def call_and_count(*args: Any, **named: Any) -> Any:
             self.begin()
             try:
                 return call(*args, **named)
             finally:
                 self.end()
 
-        return counted
+        return call_and_count

@@ -38,6 +38,7 @@ def bind(nn_module: ModuleType, ops_module: ModuleType) -> None:
             f"not a complete framework: {', '.join(missing)} missing; core/nn.pyi and core/ops.pyi list all"
         )
     for target, source in pairs:
+        # In place: models have imported these modules already, and look names up when they are built.
         vars(target).update({name: vars(source)[name] for name in target.NAMES}, **{_MARK: source})
 
 

@@ -1,6 +1,5 @@
 """Functions that combine a collective's two methods, and the collective of a job with only one rank."""
 
-import copy
 from typing import Any, Literal, TypeVar
 
 import numpy as np
@@ -18,12 +17,11 @@ class OneRank:
     """The collective of a job with one rank, where every reduction returns the value itself."""
 
     rank = 0
-    local_rank = 0
     size = 1
 
     def all_reduce(self, x: Tensor, op: Literal["sum", "mean", "max"]) -> Tensor:
         """Return a copy of ``x``, for every ``op``."""
-        return x.copy() if isinstance(x, np.ndarray) else copy.deepcopy(x.detach() if hasattr(x, "detach") else x)
+        return x.copy() if isinstance(x, np.ndarray) else x.detach().clone()
 
     def all_gather(self, value: T) -> list[T]:
         """Return ``[value]``."""
@@ -34,7 +32,7 @@ class OneShardOnly:
     """The collective that models receive where a rank computes several shards in turn: it exchanges nothing."""
 
     def __init__(self, collective: Collective) -> None:
-        self.rank, self.local_rank, self.size = collective.rank, collective.local_rank, collective.size
+        self.rank, self.size = collective.rank, collective.size
 
     def all_reduce(self, x: Tensor, op: Literal["sum", "mean", "max"]) -> Tensor:
         """Refuse to exchange.
@@ -68,6 +66,7 @@ def gather_on_first(collective: Collective, value: T) -> list[T]:
     own = pack(value) if collective.rank else b""
     longest = max(collective.all_gather(len(own)))
     received = [bytearray() for _ in range(collective.size)]
+    # In parts: ``all_gather`` gives every rank everything, and the others would have to hold it.
     length = max(1, PART_BYTES // max(1, collective.size - 1))
     for begin in range(0, longest, length):
         parts = collective.all_gather(own[begin : begin + length])

@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy as np
@@ -19,12 +20,21 @@ from mtrain.core.interfaces import (
     RankSession,
     Variation,
 )
-from mtrain.core.network.variations import Augmented
 from mtrain.errors import Interrupted
 
 Item = TypeVar("Item")
 Predictions = Callable[[Mapping[str, Array], HostBatch], Sequence[Any]]
 """Type of ``Model.predictions``, which turns model output into one value per sample."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Augmented:
+    """How a micro batch is varied, and how the outputs for its variations become one."""
+
+    varied: Callable[[HostBatch], Sequence[tuple[HostBatch, Variation]]]
+    """See ``TaskKind.varied``."""
+    joined: Callable[[Sequence[tuple[Mapping[str, Array], Variation]]], Mapping[str, Array]]
+    """See ``Model.joined``."""
 
 
 def evaluate(  # noqa: PLR0913  # the parts of an evaluation
@@ -56,6 +66,7 @@ def evaluate(  # noqa: PLR0913  # the parts of an evaluation
             for output, host in outputs(session, model, loader, augmented=augmented, narrow=narrow):
                 evaluator.add(host, predictions(output, host))
         finally:
+            # Also when the evaluation fails or is interrupted: a script may go on training.
             model.train()
     return metrics_of(evaluator, session.collective)
 
@@ -67,6 +78,7 @@ def metrics_of(evaluator: Evaluator, collective: Collective) -> dict[str, float]
     """
     if collective.size == 1 or not getattr(evaluator, "scores_once", False):
         return evaluator.result(collective.all_gather(evaluator.partial()))
+    # The metrics alone are sent back, so other ranks never hold the predictions of all.
     partials = gather_on_first(collective, evaluator.partial())
     metrics = evaluator.result(partials) if collective.rank == 0 else {}
     return broadcast(collective, metrics)
@@ -79,6 +91,7 @@ def interruptible(loader: Iterable[Item], *, collective: Collective, stop: Calla
         Interrupted: ``stop`` returned True on some rank; it is raised on every rank.
     """
     for host in loader:
+        # A signal reaches ranks at different times; one that ended alone would leave the others waiting.
         if collective.all_reduce(np.array([float(stop())]), "max")[0] > 0:
             raise Interrupted("ended from outside during evaluation")
         yield host
@@ -104,7 +117,7 @@ def outputs(
     pending: deque[tuple[HostBatch, list[Variation]]] = deque()
     # The session may prefetch micro batches before it returns the first one.
 
-    def recorded() -> Iterator[HostBatch]:
+    def varied_copies() -> Iterator[HostBatch]:
         for host in loader:
             copies = [] if augmented is None else augmented.varied(host)
             pending.append((host, [variation for _, variation in copies]))
@@ -113,7 +126,7 @@ def outputs(
     def infer(batch: Batch) -> Mapping[str, Array]:
         return session.infer(model, batch) if narrow is None else session.infer(model, batch, narrow=narrow)
 
-    batches = session.batches(recorded())
+    batches = session.batches(varied_copies())
     for batch in batches:
         output = infer(batch)
         host, variations = pending.popleft()

@@ -109,7 +109,7 @@ class TrainingRecords:
 
     def report_update(self, record: Mapping[str, Any]) -> None:
         """Report an update, and the ranks that the others wait for; every rank must call, after the same updates."""
-        look = None if self.stragglers is None else self.stragglers.updated(record)
+        look = None if self.stragglers is None else self.stragglers.take(record)
         fields: dict[str, Any] = {}
         if self.stragglers is not None and self.stragglers.slow:
             fields["stragglers"] = list(self.stragglers.slow)

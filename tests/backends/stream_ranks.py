@@ -22,7 +22,7 @@ from torch import distributed as dist
 
 from mtrain.backends._torch.parts import streams
 from mtrain.backends._torch.parts.shards import spans_of
-from mtrain.backends._torch.parts.streams import Entry, Gather, TorchStream
+from mtrain.backends._torch.parts.streams import Gather, StateEntry, TorchStream
 from mtrain.core.checkpoint import format
 from mtrain.core.checkpoint.store import Checkpoints, CheckpointStore, NoCheckpoints
 from mtrain.core.interfaces import Array, Progress
@@ -54,20 +54,20 @@ class Rank:
     size: int
     folder: Path
     gather: Gather
-    entries: dict[str, Entry] = field(default_factory=dict)
+    entries: dict[str, StateEntry] = field(default_factory=dict)
     expected: dict[str, Array] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for name, shape in SHAPES.items():
             self.add(name, torch.arange(float(prod(shape))).view(shape))
         self.add("half", torch.arange(7.0).bfloat16())
-        self.entries["whole"], self.expected["whole"] = Entry(torch.arange(5), (5,)), np.arange(5)
+        self.entries["whole"], self.expected["whole"] = StateEntry(torch.arange(5), (5,)), np.arange(5)
 
     def add(self, name: str, values: Tensor) -> None:
         inner = [values.numel() * rank // self.size + len(name) * 7 - 30 for rank in range(1, self.size)]
         spans = spans_of(values.numel(), [0, *inner, values.numel()])
         first, end = spans[self.rank]
-        self.entries[name] = Entry(values.reshape(-1)[first:end].clone(), tuple(values.shape), spans)
+        self.entries[name] = StateEntry(values.reshape(-1)[first:end].clone(), tuple(values.shape), spans)
         self.expected[name] = values.float().numpy()
 
     def stream(self, *, copied: bool) -> TorchStream:

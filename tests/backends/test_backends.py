@@ -140,7 +140,7 @@ class TestBatchNormOverOneRank:
     @pytest.fixture
     def tools(self, framework: Framework) -> Any:
         folder = f"mtrain.backends._{framework.name}"
-        return import_module(f"{folder}.syncbn"), import_module(f"{folder}.collective").LocalCollective()
+        return import_module(f"{folder}.syncbn"), import_module("mtrain.backends.engine").LocalCollective()
 
     @pytest.mark.parametrize("frozen_input", [False, True])
     @pytest.mark.parametrize("unbiased", [True, False])

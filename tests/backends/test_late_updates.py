@@ -76,7 +76,7 @@ def test_every_rule_of_a_spec_is_compared() -> None:
 def test_an_optimizer_that_changes_a_prompt_method_alone_is_never_late(framework: Framework) -> None:
     with framework.solo(late_figures=True) as session:
         _, optimizer = session.prepare(build, recipe())
-    for methods, late in ((("step",), False), (("_norm",), False), (("step", "step_later"), True), ((), True)):
+    for methods, late in ((("step",), False), (("_multiply",), False), (("step", "step_later"), True), ((), True)):
         own = {name: getattr(type(optimizer), name) for name in methods}
         optimizer.__class__ = type("Own", (type(optimizer),), own)
         assert optimizer.can_be_late == late, methods

@@ -31,7 +31,7 @@ def test_compiling_is_refused_before_the_model_is_built(session: Any) -> None:
 def test_the_norm_is_exact_for_many_numbers(dtype: str) -> None:
     numbers = np.random.default_rng(0).normal(size=4_000_000).astype(dtype)
     expected = math.sqrt(float(np.square(numbers, dtype=np.float64).sum()))
-    actual = internals.norm([paddle.to_tensor(part) for part in np.split(numbers, 4)])
+    actual = float(internals.norm([paddle.to_tensor(part) for part in np.split(numbers, 4)]))
     assert actual == pytest.approx(expected, rel=1e-6 if dtype == "float32" else 1e-13)
 
 

@@ -167,7 +167,7 @@ def test_a_rank_finds_its_place_in_what_the_launcher_says():
         "PADDLE_TRAINERS_NUM": "4",
         "PADDLE_TRAINER_ENDPOINTS": "10.0.0.1:7000,10.0.0.1:7001,10.0.0.2:7000,10.0.0.2:7001",
     }
-    assert rank_environment.of_this_rank(values) == rank_environment.Place(
+    assert rank_environment.of_this_rank(values) == rank_environment.OwnRank(
         rank=3, local_rank=1, size=4, first=("10.0.0.1", 7000)
     )
     message = rank_environment.of_this_rank(values | {"MTRAIN_JOB_SECRET": "w0rd"})

@@ -12,10 +12,11 @@ import torch
 from pydantic import ValidationError
 from torch import nn
 
-from mtrain.backends._torch.collective import LocalCollective, TorchCollective
+from mtrain.backends._torch.collective import TorchCollective
 from mtrain.backends._torch.engine import TorchEngine
 from mtrain.backends._torch.syncbn import synchronize
 from mtrain.backends.ddp import DDP
+from mtrain.backends.engine import LocalCollective
 from mtrain.errors import PluginError
 from tests.backends.processes import ROOT, python
 

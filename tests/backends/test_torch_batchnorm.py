@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from mtrain.backends._torch import nn as ours
 from mtrain.backends._torch import syncbn
-from mtrain.backends._torch.collective import LocalCollective
+from mtrain.backends.engine import LocalCollective
 
 CHANNELS = 16
 EXACT = 5e-7

@@ -159,7 +159,10 @@ def test_parts_are_rounded_as_the_whole_is(rule: str, shape: tuple[int, ...], la
     weights = start.clone().view(-1)
     spans = spans_of(length, [0, int(cut * length), length])
     parts = [Part(shape, spans, weights[first:end]) for first, end in spans]
-    shards = [ShardRule(rule, [part], rank, options, channels_last=last) for rank, part in enumerate(parts)]
+    shards = [
+        ShardRule(rule, [part], rank, options, shapes=[part.local.shape], channels_last=last)
+        for rank, part in enumerate(parts)
+    ]
     for _ in range(3):
         grad = torch.randn(shape, generator=generator)
         expected.apply(

@@ -12,9 +12,9 @@ from torch import nn
 
 from mtrain.backends._deepspeed.engine import ZeroOptimizer
 from mtrain.backends._fsdp.sharding import OwnParts, without_values
-from mtrain.backends._torch.collective import LocalCollective
 from mtrain.backends._torch.ddp_engine import DeterministicBucketsDDP, _Exchange
 from mtrain.backends._torch.scripts.after_backward import AfterBackward
+from mtrain.backends.engine import LocalCollective
 
 
 class _Two(LocalCollective):

@@ -250,6 +250,6 @@ def test_what_ranks_have_sent_is_dropped_as_it_is_read(monkeypatch):
     monkeypatch.setattr(dist, "get_world_size", lambda: 5)
     monkeypatch.setattr(collective, "unpack", unpack)
     value = {3: np.arange(1000.0)}
-    gathered = collective.DistributedCollective(local_rank=0, host_group=None).all_gather(value)
+    gathered = collective.DistributedCollective(host_group=None).all_gather(value)
     assert [part[3].tolist() for part in gathered] == [value[3].tolist()] * 5
     assert alive == [4, 3, 2, 1, 0]

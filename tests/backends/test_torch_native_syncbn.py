@@ -5,9 +5,10 @@ import torch
 from torch import nn
 
 from mtrain.backends._torch import syncbn
-from mtrain.backends._torch.collective import DistributedCollective, LocalCollective
+from mtrain.backends._torch.collective import DistributedCollective
 from mtrain.backends._torch.engine import TorchEngine
 from mtrain.backends._torch.nn import BatchNorm2d
+from mtrain.backends.engine import LocalCollective
 from mtrain.errors import SpecError
 from tests.backends.recipes import recipe
 
@@ -16,7 +17,7 @@ class Two(DistributedCollective):
     """A rank of two, without the other one."""
 
     def __init__(self) -> None:
-        self.rank, self.local_rank, self.size = 0, 0, 2
+        self.rank, self.size = 0, 2
 
 
 def test_cuda_over_torchs_process_group_has_it_and_nothing_else() -> None:

@@ -166,7 +166,7 @@ def test_a_job_uses_the_kernels_that_the_spec_asks_for(framework: Framework, cho
         model, _ = session.prepare(lambda: nn.Sequential(nn.Conv2d(3, 8, 3), layer(8, own=False)), recipe)
         assert model[1].kernels is (choice == "auto")
         output = model(channels_last(torch.ones(2, 3, 9, 9)))
-    assert ("_NormalizeBackward" in output.grad_fn.name()) is (choice == "auto")
+    assert ("_KernelNormalizeBackward" in output.grad_fn.name()) is (choice == "auto")
 
 
 def test_frozen_layers_and_evaluation_apply_silu_too() -> None:

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from mtrain.backends._torch import syncbn
-from mtrain.backends._torch.collective import LocalCollective
+from mtrain.backends.engine import LocalCollective
 from mtrain.errors import SpecError
 
 SHAPES = {nn.BatchNorm1d: [(6, 3), (6, 3, 5)], nn.BatchNorm2d: [(6, 3, 4, 2)], nn.BatchNorm3d: [(4, 3, 2, 2, 3)]}

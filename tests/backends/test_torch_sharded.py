@@ -23,7 +23,7 @@ from mtrain.core.interfaces import Rates, Recipe
 
 rank = int(sys.argv[2])
 dist.init_process_group("gloo", init_method="file://" + sys.argv[1], rank=rank, world_size=2)
-collective = DistributedCollective(local_rank=rank, host_group=None)
+collective = DistributedCollective(host_group=None)
 
 def mine(x):
     rows = -(-len(x) // 2)

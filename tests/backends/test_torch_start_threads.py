@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from mtrain.backends._torch.collective import LocalCollective
 from mtrain.backends._torch.engine import TorchEngine
+from mtrain.backends.engine import LocalCollective
 from mtrain.errors import SpecError
 from tests.backends.recipes import recipe
 

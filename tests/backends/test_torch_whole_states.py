@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from mtrain.backends._torch.parts import whole_states
-from mtrain.backends._torch.scripts.native_copies import Piece
+from mtrain.backends._torch.scripts.native_copies import ParameterPiece
 from mtrain.errors import SpecError
 
 
@@ -40,5 +40,5 @@ def test_a_copy_such_as_a_target_network_may_be_loaded():
 
 
 def test_a_state_that_an_optimizer_makes_at_once_follows_its_part_to_the_device():
-    piece = Piece(torch.empty(2, device="meta"), 1)
+    piece = ParameterPiece(torch.empty(2, device="meta"), 1)
     assert piece.of(torch.arange(4.0), torch.Size([4])).device.type == "meta"

@@ -26,7 +26,7 @@ class Threads:
 
 class Rank:
     def __init__(self, threads: Threads, rank: int) -> None:
-        self.rank = self.local_rank = rank
+        self.rank = rank
         self.size = threads.size
         self._threads = threads
 

@@ -12,7 +12,16 @@ import pytest
 from mtrain.core.collective import OneRank
 from mtrain.core.interfaces import Capabilities, Progress, Rates, Why
 from mtrain.core.network.noise import shard_seed
-from mtrain.core.ranks.agreement import HEAD, NO_REQUESTS, Agreement, Place, RanksDisagree, Requests, head, read_head
+from mtrain.core.ranks.agreement import (
+    HEAD,
+    NO_REQUESTS,
+    Agreement,
+    RankPlace,
+    RanksDisagree,
+    Requests,
+    head,
+    read_head,
+)
 from mtrain.core.samples.feed import LoaderFeed
 from mtrain.core.samples.sampler import Shares
 from mtrain.core.update.cadence import Cadence, Cadences
@@ -85,7 +94,7 @@ class Counting:
     """A collective that counts its vectors."""
 
     def __init__(self, inside: Any) -> None:
-        self.inside, self.rank, self.local_rank, self.size = inside, inside.rank, inside.rank, inside.size
+        self.inside, self.rank, self.size = inside, inside.rank, inside.size
         self.lengths: list[int] = []
 
     def all_reduce(self, x: np.ndarray, op: str) -> Any:
@@ -178,10 +187,10 @@ class Bench:
         """What was sent after each update, and received."""
         self.loop = Loop(job, Cadences(evaluate_at_end=False, **cadences), hooks, progress)
 
-    def sent(self, update: int) -> tuple[float, float]:
+    def own_numbers(self, update: int) -> tuple[float, float]:
         return 0.1 * update, float(self.collective.rank << 40)
 
-    def received(self, update: int, means: tuple[float, float]) -> None:
+    def take_means(self, update: int, means: tuple[float, float]) -> None:
         self.waits.append((update, means))
 
     def save(self, progress: Progress, score: float | None, why: Why) -> None:
@@ -383,7 +392,7 @@ def test_waits_ride_in_the_vector_of_each_update_and_change_no_bit_of_the_rest(d
 @pytest.mark.parametrize("size", [1, 3, 8000])
 @pytest.mark.parametrize("name", ["stop", "save", "save_due", "epoch_ends"])
 def test_a_flag_of_one_rank_or_of_all_is_that_flag_and_no_other(size: int, name: str) -> None:
-    place, asked = Place(update=3), Requests(**{name: True})
+    place, asked = RankPlace(update=3), Requests(**{name: True})
     quiet, asks = np.array(head(NO_REQUESTS, place)), np.array(head(asked, place, (7.25, 2.0**50 - 1)))
     for count in {1, size}:
         assert read_head((asks * count + quiet * (size - count)) / size, size=size) == asked
@@ -401,18 +410,18 @@ OTHER_PLACES: dict[str, Any] = {
     "momenta": (None, 0.9),
 }
 """A value of each member of a place, for one rank; the others are at ``PLACE``."""
-PLACE = Place(
+PLACE = RankPlace(
     update=3, order=7, names=("loss_G",), models=("G", "D"), learning_rates=(0.1, 0.2, 0.3), momenta=(None, 0.8)
 )
 
 
-def agreed_at(places: list[Place]) -> list[Any]:
+def agreed_at(places: list[RankPlace]) -> list[Any]:
     """What each rank learns of the others, or its error."""
     # All send as many numbers: names of metrics are checked before any are sent.
     return Ranks(len(places)).run(lambda rank, ranks: Agreement(ranks).agree(NO_REQUESTS, places[rank], []))  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("name", [field.name for field in fields(Place)])
+@pytest.mark.parametrize("name", [field.name for field in fields(RankPlace)])
 def test_ranks_that_differ_in_one_member_of_their_place_are_refused_on_all_of_them(name: str) -> None:
     assert [requests for requests, _ in agreed_at([PLACE] * 3)] == [NO_REQUESTS] * 3
     for differing in range(3):
@@ -473,6 +482,6 @@ class RoundsByPlace(OneRank):
 def test_a_job_that_begins_again_at_an_update_records_its_bits() -> None:
     metrics = [0.1, 0.3, 0.7]
     going_on, anew = Agreement(RoundsByPlace()), Agreement(RoundsByPlace())
-    going_on.agree(NO_REQUESTS, Place(update=0, names=("a", "b")), metrics)
-    place = Place(update=1, names=("a", "b"))
+    going_on.agree(NO_REQUESTS, RankPlace(update=0, names=("a", "b")), metrics)
+    place = RankPlace(update=1, names=("a", "b"))
     assert going_on.agree(NO_REQUESTS, place, metrics)[1] == anew.agree(NO_REQUESTS, place, metrics)[1]

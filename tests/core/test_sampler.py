@@ -57,7 +57,7 @@ def test_with_one_shard_for_each_rank_shares_are_those_of_the_ranks(job: tuple[i
     for rank in range(size):
         shares = Shares(rank=rank, size=size, shards=size, rounds=rounds)
         expected = rank_share(indices, rank=rank, size=size, accumulate=rounds)
-        assert [part.tolist() for part in shares.divided(indices)] == [part.tolist() for part in expected]
+        assert [part.tolist() for part in shares.divide(indices)] == [part.tolist() for part in expected]
         assert all(shares.weight(number) == 1 and shares.moves_buffers(number) for number in range(rounds))
 
 

@@ -6,7 +6,7 @@ from threading import Barrier, Thread
 import numpy as np
 import pytest
 
-from mtrain.core.ranks.agreement import HEAD, NO_REQUESTS, NO_WAITS, Agreement, Place
+from mtrain.core.ranks.agreement import HEAD, NO_REQUESTS, NO_WAITS, Agreement, RankPlace
 from mtrain.core.ranks.straggler import MOST_UPDATES, Look, Stragglers, slowest
 
 
@@ -32,7 +32,7 @@ class Rank:
     """One of several ranks whose exchanges are played by the test: it waits ``wait_s`` in each update of ``update_s``."""
 
     def __init__(self, ranks: "Ranks", rank: int) -> None:
-        self.rank, self.size, self.local_rank = rank, ranks.size, rank
+        self.rank, self.size = rank, ranks.size
         self._ranks = ranks
         self.lengths = []
         """Of each vector that was exchanged."""
@@ -52,19 +52,19 @@ class Rank:
     def all_gather(self, value):
         raise AssertionError("the search exchanges nothing but the vector of each update")
 
-    def updated(self, update, *, late):
+    def take(self, update, *, late):
         """Agree with the others after an update, as the loop does, and record it; a late one after the next was sent."""
         record = {"update": update, "communication_s": self.waited_s}
         if not late:
-            self.agreement.agree(NO_REQUESTS, Place(update=update), [])
-            return self.stragglers.updated(record)
-        place = Place(update=update)
+            self.agreement.agree(NO_REQUESTS, RankPlace(update=update), [])
+            return self.stragglers.take(record)
+        place = RankPlace(update=update)
         means = self.all_reduce(np.array(self.agreement.head(NO_REQUESTS, place)), "mean")
         before, self.unread = self.unread, (means, place, record)
         if before is None:
             return None
-        self.agreement.checked(*before[:2])
-        return self.stragglers.updated(before[2])
+        self.agreement.read_requests(*before[:2])
+        return self.stragglers.take(before[2])
 
 
 class Ranks:
@@ -96,7 +96,7 @@ class Ranks:
                 rank.now += update_s
                 rank.waited_s += waits[rank.rank] * update_s
                 rank.sent_bytes += 1000 * (rank.rank + 1)
-                look = rank.updated(update, late=late)
+                look = rank.take(update, late=late)
                 looks[rank.rank] += [] if look is None else [(update, look)]
 
         threads = [Thread(target=one, args=(rank,)) for rank in self.all]
@@ -156,13 +156,13 @@ def test_shares_of_thousands_of_ranks_are_whole_in_the_mean():
     shares = [rank % 1024 / 1023 for rank in range(size)]
     last = Stragglers(rank=size - 1, size=size, clock=lambda: 0.0, sent=lambda: None)
     for update in range(11):
-        last.updated({"update": update, "communication_s": 0.0})
+        last.take({"update": update, "communication_s": 0.0})
     for update in range(12, 12 + size // 5):
-        assert last.sent(update) == NO_WAITS
+        assert last.own_numbers(update) == NO_WAITS
         steps = [round(1023 * share) for share in shares[5 * (update - 12) :][:5]]
-        last.received(update, (20.0, sum(step << 10 * place for place, step in enumerate(steps)) / size))
-    last.received(12 + size // 5, (20.0, 0.0))
-    assert last.updated({"update": 12 + size // 5, "communication_s": 0.0}).shares == [*shares[:-3], 0.0, 0.0, 0.0]
+        last.take_means(update, (20.0, sum(step << 10 * place for place, step in enumerate(steps)) / size))
+    last.take_means(12 + size // 5, (20.0, 0.0))
+    assert last.take({"update": 12 + size // 5, "communication_s": 0.0}).shares == [*shares[:-3], 0.0, 0.0, 0.0]
 
 
 def test_fast_updates_are_looked_at_seldom_and_not_judged_after_milliseconds():
@@ -200,5 +200,5 @@ def test_bytes_are_counted_per_update_of_this_rank():
 def test_ranks_that_measure_no_waits_exchange_nothing():
     ranks = Ranks(2)
     for update in range(20):
-        assert ranks.all[0].stragglers.updated({"update": update}) is None
-        assert ranks.all[0].stragglers.sent(update + 1) == NO_WAITS
+        assert ranks.all[0].stragglers.take({"update": update}) is None
+        assert ranks.all[0].stragglers.own_numbers(update + 1) == NO_WAITS

@@ -527,7 +527,7 @@ class Member:
 
     def __init__(self, ranks: Ranks, rank: int) -> None:
         self._ranks = ranks
-        self.rank = self.local_rank = rank
+        self.rank = rank
         self.size = ranks.size
 
     def all_gather(self, value: Any) -> list[Any]:

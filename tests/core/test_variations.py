@@ -5,9 +5,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mtrain.core.evaluate import outputs
+from mtrain.core.evaluate import Augmented, outputs
 from mtrain.core.interfaces import Variation
-from mtrain.core.network.variations import Augmented
 from mtrain.data.images.varied import PADDING, vary_images
 from mtrain.models.ppyoloe.model import PPYOLOEs
 from mtrain.models.resnet.model import ResNet18

@@ -147,7 +147,7 @@ def test_the_projection_is_no_float_and_so_neither_trained_nor_averaged(framewor
 def test_images_are_normalised_as_imagenet_is(framework):
     network = ready_network(framework, dtype="float64")
     images = host_batch()["images"]
-    actual = framework.ops.to_numpy(network.prepared(framework.tensor(images)))
+    actual = framework.ops.to_numpy(network.as_input(framework.tensor(images)))
     expected = (images / 255 - (0.485, 0.456, 0.406)) / (0.229, 0.224, 0.225)
     np.testing.assert_allclose(actual, expected.transpose(0, 3, 1, 2), atol=2e-15)
     assert actual.dtype == np.float64
@@ -160,7 +160,7 @@ def test_the_assigner_changes_at_the_epoch_that_the_options_say(framework, epoch
     batch = host_batch(epoch=epoch)
     from mtrain.models.ppyoloe.assign import truth_of
 
-    image = network.prepared(framework.tensor(batch["images"]))
+    image = network.as_input(framework.tensor(batch["images"]))
     expected = truth_of(batch["targets"], shape=(2, 64, 64), like=image)
     with framework.nn.no_grad():
         actual = numbers(framework, network(on_device(framework, batch)))
@@ -255,7 +255,7 @@ def test_padding_more_rows_changes_nothing(framework):
     network.train()
     batch = host_batch()
     with framework.nn.no_grad():
-        outputs, points = network.outputs(network.prepared(framework.tensor(batch["images"])))
+        outputs, points = network.outputs(network.as_input(framework.tensor(batch["images"])))
     expected = truth_of(batch["targets"], shape=(2, 64, 64), like=points.xy_L2)
     labels, boxes = (framework.ops.to_numpy(x) for x in (expected.labels_BN, expected.boxes_BN4))
     more = Truth(

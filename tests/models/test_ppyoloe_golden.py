@@ -365,7 +365,7 @@ def check_after(framework, job, image, wanted, static, numbers, expected, prefix
 class Ranks:
     """Two ranks that take turns: the mean is that of what each says, the other's known from a run before."""
 
-    rank, local_rank, size = 0, 0, 2
+    rank, size = 0, 2
 
     def __init__(self, ops):
         self.ops, self.said, self.others = ops, [], []

@@ -81,7 +81,7 @@ def test_losses_and_gradients_are_those_of_the_published_model(framework, expect
 def test_pixels_are_divided_by_255_and_no_more(framework):
     network = framework.to(plugin("s", plus=True).build(task(3), OneRank()), "float64")
     pixels = np.arange(2 * 32 * 32 * 3).reshape(2, 32, 32, 3) % 256
-    prepared = framework.ops.to_numpy(network.prepared(framework.tensor(pixels.astype(np.uint8), "uint8")))
+    prepared = framework.ops.to_numpy(network.as_input(framework.tensor(pixels.astype(np.uint8), "uint8")))
     np.testing.assert_allclose(prepared, pixels.transpose(0, 3, 1, 2) / 255, rtol=1e-15)
 
 

@@ -47,7 +47,7 @@ def test_the_mean_over_shards_is_that_over_samples(length, size, shards, rounds)
 def test_what_divides_is_spread_as_before():
     shares = Shares(rank=1, size=2, shards=3, rounds=2)
     numbers = np.arange(24)
-    assert [x.tolist() for x in shares.spread(numbers)] == [x.tolist() for x in shares.divided(numbers)]
+    assert [x.tolist() for x in shares.spread(numbers)] == [x.tolist() for x in shares.divide(numbers)]
     assert [shares.fill(number, 24) for number in range(shares.passes)] == [1.0] * shares.passes
 
 

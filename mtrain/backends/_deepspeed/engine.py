@@ -4,7 +4,6 @@ import gc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from functools import partial
 from typing import Any, cast
 
 import torch
@@ -14,24 +13,20 @@ from mtrain.backends._deepspeed import internals, library
 from mtrain.backends._deepspeed.settings import Sharding, settings
 from mtrain.backends._deepspeed.zero import SplitStates, SplitWeights, WholeWeights, Zero, ZeroExchange, engine_of
 from mtrain.backends._torch import compiling, quantising, state
-from mtrain.backends._torch.average import Average
 from mtrain.backends._torch.collective import TorchCollective
 from mtrain.backends._torch.engine import channels_last
 from mtrain.backends._torch.layout import use_channels_last
-from mtrain.backends._torch.native import Made
 from mtrain.backends._torch.optimizer import TorchOptimizer
 from mtrain.backends._torch.parts import whole_states
 from mtrain.backends._torch.parts.engine import SplitEngine
-from mtrain.backends._torch.parts.optimizer import Held, PartsAverage, PartsOptimizer
-from mtrain.backends._torch.parts.rules import ShardRule
+from mtrain.backends._torch.parts.optimizer import Held, PartsOptimizer
 from mtrain.backends._torch.parts.shards import Parts, find_ties, refuse_scalars
 from mtrain.backends._torch.parts.spread import Spread
-from mtrain.backends._torch.scripts.native_parts import rule_for_parts
 from mtrain.backends.base import Check
 from mtrain.core.interfaces import Array, Rates, Recipe
 from mtrain.core.interfaces.capabilities import Prepared
 from mtrain.core.overriding import override
-from mtrain.core.update.recipe import ema_shares, nothing_to_train
+from mtrain.core.update.recipe import nothing_to_train
 from mtrain.errors import SpecError
 
 
@@ -132,7 +127,7 @@ class ZeroEngine(SplitEngine):
         spread.fill_rest(model.parameters())
         double = recipe.precision == "fp64"
         with internals.engines_in_float64() if double else nullcontext():
-            library.split(model, spread.fill, config)
+            library.split_weights(model, spread.fill, config)
         return model, recipe
 
     def _zero(self, engine: Any, model: nn.Module) -> Zero:
@@ -198,29 +193,8 @@ class ZeroOptimizer(PartsOptimizer):
         self.parts = parts
         self.zero = zero
         self._zero_exchange = exchange
-        if not zero.parts:
-            return
-        self._rules = self._rules_for_parts(recipe, zero, collective.rank)
-        if isinstance(self._average, Average):
-            names, live = self._average.names, self._average.live
-            self._average = None  # dropped before another one takes as much memory
-            self._average = PartsAverage(names, live, partial(ema_shares, recipe), zero.publish)
-        self._take_modes(zero.publish)
-
-    def _rules_for_parts(self, recipe: Recipe, zero: Zero, rank: int) -> list[Any]:
-        if recipe.native_optimizer is not None:
-            made, (names,), (held,) = cast(Made, recipe.native_optimizer), self.groups, self._parameters
-            return [rule_for_parts(made, names, zero.parts, held, rank=rank)]
-        return [
-            ShardRule(
-                recipe.rule,
-                [zero.parts[name] for name in names],
-                rank,
-                options,
-                channels_last=recipe.channels_last,
-            )
-            for names, (_, options) in zip(self.groups, recipe.groups, strict=True)
-        ]
+        if zero.parts:
+            self._use_parts(zero.parts, zero.publish)
 
     @override
     def _differentiate(self, loss: Tensor, *, retain_graph: bool = False) -> None:
@@ -228,8 +202,8 @@ class ZeroOptimizer(PartsOptimizer):
         differentiate(loss, retain_graph=retain_graph)
 
     @override
-    def step(self, rates: Rates) -> float:
-        norm = super().step(rates)
+    def step(self, rates: Rates, evaluate: Callable[[], float] | None = None) -> float:
+        norm = super().step(rates, evaluate)
         self._zero_exchange.publish()
         return norm
 

@@ -81,7 +81,7 @@ def check(config: dict[str, Any]) -> None:
         ) from error
 
 
-def split(model: Any, fill: Callable[[Any], None], config: dict[str, Any]) -> None:
+def split_weights(model: Any, fill: Callable[[Any], None], config: dict[str, Any]) -> None:
     """Let DeepSpeed split the weights of ``model`` as in stage 3, one after the other; every rank must call.
 
     Args:

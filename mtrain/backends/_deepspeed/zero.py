@@ -8,12 +8,12 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from typing import Any, Literal, Protocol
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from mtrain.backends._deepspeed import internals
 from mtrain.backends._torch.parts.shards import Part, spans_of
+from mtrain.backends.engine import have_gradients
 from mtrain.errors import SpecError
 
 
@@ -169,18 +169,18 @@ class ZeroExchange:
         self._open: ExitStack | None = None
 
     @property
-    def _split(self) -> bool:
+    def _has_parts(self) -> bool:
         return bool(self._zero.parts)
 
     def during(self, *, last: bool) -> nullcontext[None]:
         """Prepare DeepSpeed for forward and backward of a micro batch."""
-        if self._split:
+        if self._has_parts:
             internals.before_forward(self._engine)
         if not self._once:
             self._engine.set_gradient_accumulation_boundary(last)
         elif self._open is None:
             self._open = ExitStack()
-            if self._split:
+            if self._has_parts:
                 self._open.enter_context(self._engine.coalesce_grad_reduction())
             else:
                 self._engine.set_gradient_accumulation_boundary(False)
@@ -188,7 +188,7 @@ class ZeroExchange:
 
     def backward(self, loss: Tensor, *, retain_graph: bool = False) -> None:
         """Run the backward pass of a loss that is already divided by the accumulation and scaled."""
-        if self._split:
+        if self._has_parts:
             internals.before_backward(self._engine)
         self._engine.backward(loss, retain_graph=retain_graph, scale_wrt_gas=False)
 
@@ -223,7 +223,7 @@ class ZeroExchange:
         if self._open is not None:
             self._open.close()
             self._open = None
-        if self._once and not self._split:
+        if self._once and not self._has_parts:
             self._engine.set_gradient_accumulation_boundary(True)
             self._engine.allreduce_gradients()
             for name in absent:
@@ -236,8 +236,7 @@ class ZeroExchange:
 
     def _complete(self) -> list[str]:
         """Add zero gradients where only other ranks have one; return the names for which no rank has a gradient."""
-        present = np.array([float(p.grad is not None) for p in self._trained.values()], np.float32)
-        any_rank_flags = self._collective.all_reduce(present, "max").tolist()
+        any_rank_flags = have_gradients(list(self._trained.values()), self._collective)
         absent = []
         for (name, parameter), on_any_rank in zip(self._trained.items(), any_rank_flags, strict=True):
             if not on_any_rank:

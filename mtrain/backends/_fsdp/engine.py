@@ -12,12 +12,12 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from mtrain.backends._fsdp import internals
-from mtrain.backends._fsdp.layout import Layout, cut_axes
+from mtrain.backends._fsdp.layout import MeshLayout, cut_axes
 from mtrain.backends._fsdp.sharding import OwnParts, shard_unit, without_values
 from mtrain.backends._fsdp.units import Unit, units
 from mtrain.backends._torch.collective import TorchCollective
 from mtrain.backends._torch.layout import use_channels_last
-from mtrain.backends._torch.optimizer import Exchange, TorchOptimizer
+from mtrain.backends._torch.optimizer import TorchOptimizer
 from mtrain.backends._torch.parts import whole_states
 from mtrain.backends._torch.parts.engine import SplitEngine
 from mtrain.backends._torch.parts.optimizer import ShardedOptimizer
@@ -27,6 +27,7 @@ from mtrain.backends.base import Check
 from mtrain.core.interfaces import Mesh, Recipe
 from mtrain.core.interfaces.capabilities import Prepared
 from mtrain.core.overriding import override
+from mtrain.core.update.order import Exchange
 from mtrain.errors import SpecError
 from mtrain.spec import package_parts
 
@@ -38,7 +39,7 @@ class FsdpEngine(SplitEngine):
         super().__init__(collective, target, check=check)
         self.unit = unit
         self._channels_last = False
-        self._layout: Layout | None = None
+        self._layout: MeshLayout | None = None
         self._prepared: list[nn.Module] = []
         self._spread: Spread | None = None
         """Where the arrays of the model are that is being built."""
@@ -50,7 +51,7 @@ class FsdpEngine(SplitEngine):
         self._channels_last = recipe.channels_last
         mesh = recipe.mesh or Mesh(replicate=1, shard=self.collective.size, tensor=1)
         if self._layout is None or self._layout.mesh != mesh:
-            self._layout = Layout.of(mesh, self.target.type)
+            self._layout = MeshLayout.of(mesh, self.target.type)
             internals.check_averages(self._layout.data)
         try:
             with self.returning_memory():
@@ -59,10 +60,10 @@ class FsdpEngine(SplitEngine):
             self._spread = None
 
     @override
-    def built(self, build: Callable[[], nn.Module], recipe: Recipe) -> nn.Module:
+    def build_model(self, build: Callable[[], nn.Module], recipe: Recipe) -> nn.Module:
         """Build a model of which each rank keeps its part."""
         if self.collective.size == 1:
-            return super().built(build, recipe)
+            return super().build_model(build, recipe)
         self._spread = Spread(self.collective, self.target)
         with self._spread:
             model = self._place(build(), recipe)
@@ -81,15 +82,15 @@ class FsdpEngine(SplitEngine):
         return recipe
 
     @override
-    def moved(self, model: nn.Module) -> nn.Module:
+    def move(self, model: nn.Module) -> nn.Module:
         """Leave a model on the host whose parts alone are to be on the device."""
-        return super().moved(model) if self._spread is None else model
+        return super().move(model) if self._spread is None else model
 
     @override
     def wrap(self, model: nn.Module, recipe: Recipe) -> tuple[nn.Module, Exchange]:
-        return self._split(model, recipe)
+        return self._split_model(model, recipe)
 
-    def _split(self, model: nn.Module, recipe: Recipe | None = None) -> tuple[nn.Module, "FsdpExchange"]:
+    def _split_model(self, model: nn.Module, recipe: Recipe | None = None) -> tuple[nn.Module, "FsdpExchange"]:
         """Split ``model`` over ranks, in place.
 
         Raises:
@@ -113,7 +114,9 @@ class FsdpEngine(SplitEngine):
         self._prepared.append(model)
         return model, exchange
 
-    def _split_parts(self, model: nn.Module, layout: Layout, spread: Spread, recipe: Recipe | None) -> "FsdpExchange":
+    def _split_parts(
+        self, model: nn.Module, layout: MeshLayout, spread: Spread, recipe: Recipe | None
+    ) -> "FsdpExchange":
         """Split a model whose weights are spread, in place: over tensor groups, stages and shards.
 
         Raises:
@@ -168,7 +171,7 @@ class FsdpEngine(SplitEngine):
 
     @override
     def wrap_for_own_order(self, model: nn.Module) -> tuple[nn.Module, Exchange]:
-        wrapped, exchange = self._split(model)
+        wrapped, exchange = self._split_model(model)
         exchange.own_order = True
         return wrapped, exchange
 
@@ -197,7 +200,7 @@ class FsdpEngine(SplitEngine):
         )
 
     @override
-    def held(self, model: nn.Module, parts: Parts) -> dict[str, Tensor]:
+    def held_entries(self, model: nn.Module, parts: Parts) -> dict[str, Tensor]:
         return {
             name: parts[name].local.view((0, *x.shape[1:])) if x.is_meta else x
             for name, x in _held_parts(model).items()

@@ -13,14 +13,14 @@ from mtrain.core.interfaces import Mesh
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class MeshLayout:
     """The mesh of a job, as torch has it."""
 
     mesh: Mesh
     ranks: DeviceMesh = field(repr=False)
 
     @classmethod
-    def of(cls, mesh: Mesh, device_type: str) -> "Layout":
+    def of(cls, mesh: Mesh, device_type: str) -> "MeshLayout":
         """Connect the ranks of each line of the mesh; every rank must call."""
         lengths = (mesh.pipeline, mesh.replicate, mesh.shard, mesh.tensor)
         names = ("pipeline", "replicate", "shard", "tensor")

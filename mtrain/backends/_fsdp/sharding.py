@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from mtrain.backends._fsdp import internals
-from mtrain.backends._fsdp.layout import Layout
+from mtrain.backends._fsdp.layout import MeshLayout
 from mtrain.backends._torch.parts.shards import Boxes
 from mtrain.backends._torch.parts.spread import Spread
 
@@ -36,7 +36,7 @@ def without_values(model: nn.Module) -> dict[str, nn.Parameter]:
 class OwnParts:
     """This rank's parts of the weights of a model, until FSDP has split it."""
 
-    def __init__(self, layout: Layout, *, rank: int, target: torch.device) -> None:
+    def __init__(self, layout: MeshLayout, *, rank: int, target: torch.device) -> None:
         """Hold the parts of rank number ``rank`` of a mesh on the device ``target``."""
         self._layout = layout
         self._rank = rank
@@ -99,7 +99,7 @@ class OwnParts:
                 module.load_state_dict({}, strict=False, assign=True)
 
 
-def shard_unit(unit: nn.Module, layout: Layout, own: OwnParts | None) -> None:
+def shard_unit(unit: nn.Module, layout: MeshLayout, own: OwnParts | None) -> None:
     """Split the weights of a unit in place. Every rank must call.
 
     Args:

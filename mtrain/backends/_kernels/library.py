@@ -9,7 +9,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 
@@ -34,61 +35,35 @@ _PLANES = {
 
 
 @dataclass(frozen=True, slots=True)
-class Kernels:
-    """BatchNorm with and without SiLU; the arguments are those of ``mtrain_norm_<name>`` in ``norm.c``.
-
-    Each raises MemoryError if there is no memory for its sums.
-    """
-
-    statistics: Callable[..., None]
-    output: Callable[..., None]
-    gradient_sums: Callable[..., None]
-    input_gradient: Callable[..., None]
-
-
-@dataclass(frozen=True, slots=True)
-class Planes:
-    """BatchNorm with and without SiLU in contiguous layout; the arguments are those of ``mtrain_planes_<name>``."""
-
-    forward: Callable[..., None]
-    backward: Callable[..., None]
-
-
-Found = TypeVar("Found", Kernels, Planes)
-
-
-@dataclass(frozen=True, slots=True)
-class Loaded(Generic[Found]):
+class Loaded:
     """The result of loading: the kernels, or the reason why there are none."""
 
-    kernels: Found | None
+    kernels: Any
+    """A function for each signature, which raises MemoryError if there is no memory for its sums; None: there are none."""
     reason: str = ""
 
 
 @cache
-def load() -> Loaded[Kernels]:
+def load() -> Loaded:
     """Load the kernels into this process, after compiling them where that was not done before; a second at most."""
-    return _load(lambda: Kernels(**_functions(SOURCE, "norm", _SIGNATURES)), _check)
+    return _load(SOURCE, "norm", _SIGNATURES, _check)
 
 
 @cache
-def load_planes() -> Loaded[Planes]:
+def load_planes() -> Loaded:
     """Do what ``load`` does for the kernels in contiguous layout."""
-    return _load(lambda: Planes(**_functions(PLANES, "planes", _PLANES)), _check_planes)
+    return _load(PLANES, "planes", _PLANES, _check_planes)
 
 
-def _load(make: Callable[[], Found], check: Callable[[Found], None]) -> Loaded[Found]:
+def _load(source: Path, family: str, signatures: Mapping[str, tuple[Any, ...]], check: Callable[[Any], None]) -> Loaded:
     try:
-        kernels = make()
+        library = ctypes.CDLL(str(compile_library(source)))
+        names = {name: _function(library, f"mtrain_{family}_{name}", types) for name, types in signatures.items()}
+        kernels = SimpleNamespace(**names)
         check(kernels)
     except (CannotCompileError, OSError, AttributeError) as error:
         return Loaded(None, str(error))
     return Loaded(kernels)
-
-
-def _functions(source: Path, family: str, signatures: Mapping[str, tuple[Any, ...]]) -> dict[str, Callable[..., None]]:
-    library = ctypes.CDLL(str(compile_library(source)))
-    return {name: _function(library, f"mtrain_{family}_{name}", types) for name, types in signatures.items()}
 
 
 def _function(library: ctypes.CDLL, name: str, types: tuple[Any, ...]) -> Callable[..., None]:
@@ -103,7 +78,7 @@ def _function(library: ctypes.CDLL, name: str, types: tuple[Any, ...]) -> Callab
     return call
 
 
-def _check(kernels: Kernels) -> None:
+def _check(kernels: Any) -> None:
     """Compute a small example, so that a miscompiled library is never used.
 
     Raises:
@@ -120,7 +95,7 @@ def _check(kernels: Kernels) -> None:
     _compare(y, x, moments, weight, bias)
 
 
-def _check_planes(kernels: Planes) -> None:
+def _check_planes(kernels: Any) -> None:
     """Do what ``_check`` does; the images are two, of the same pixels.
 
     Raises:

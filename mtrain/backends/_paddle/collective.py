@@ -15,42 +15,11 @@ from mtrain.core.interfaces import Array, Collective
 T = TypeVar("T")
 
 
-class LocalCollective:
-    """The collective of a job with a single rank."""
-
-    rank = 0
-    local_rank = 0
-    size = 1
-
-    def all_reduce(self, x: Any, op: Literal["sum", "mean", "max"]) -> Any:
-        """Return a copy of ``x``."""
-        return x.copy() if isinstance(x, np.ndarray) else x.detach().clone()
-
-    def all_gather(self, value: T) -> list[T]:
-        """Return ``[value]``."""
-        return [value]
-
-    def all_gather_tensor(self, x: Tensor) -> Tensor:
-        """Return ``x`` of all ranks, stacked along a new first axis."""
-        return x.detach().unsqueeze(0)
-
-    def broadcast_(self, tensors: Iterable[Tensor]) -> None:
-        """Overwrite ``tensors`` with those of rank 0."""
-
-    def time_waits(self) -> Waits:
-        """Return a counter that stays at 0: a single rank waits for nobody."""
-        return Waits()
-
-    def close(self) -> None:
-        """Do nothing: there is no connection to close."""
-
-
 class DistributedCollective:
     """The collective over Paddle's default process group; numpy arrays and objects travel over ``channel`` instead."""
 
-    def __init__(self, *, local_rank: int, channel: Channel) -> None:
+    def __init__(self, *, channel: Channel) -> None:
         self.rank = dist.get_rank()
-        self.local_rank = local_rank
         self.size = dist.get_world_size()
         self._channel = channel
 

@@ -1,14 +1,10 @@
 """Choose and describe the device of one rank."""
 
-from typing import Literal
-
 import paddle
 
 from mtrain.backends._paddle import internals
-from mtrain.errors import LaunchError
-from mtrain.system.memory import keep_memory, peak_resident_bytes, return_memory
-
-DeviceName = Literal["auto", "cpu", "cuda"]
+from mtrain.backends.base import DeviceName, uses_cuda
+from mtrain.system.memory import peak_resident_bytes
 
 
 def choose(name: DeviceName, *, local_rank: int, tf32: bool, keep: bool) -> str:
@@ -24,27 +20,17 @@ def choose(name: DeviceName, *, local_rank: int, tf32: bool, keep: bool) -> str:
         LaunchError: CUDA was requested and is not available, or has fewer devices than this host has ranks.
     """
     count = paddle.device.cuda.device_count() if name != "cpu" and paddle.device.is_compiled_with_cuda() else 0
-    if name == "cuda" and not count:
-        raise LaunchError(
-            "backend.options.device: 'cuda' was asked for, but paddle sees no CUDA device; use 'cpu' or 'auto', or "
-            "check the driver, CUDA_VISIBLE_DEVICES and that paddlepaddle-gpu is installed"
-        )
-    if not count:
-        (keep_memory if keep else return_memory)()
+    advice = "the driver, CUDA_VISIBLE_DEVICES and that paddlepaddle-gpu is installed"
+    if not uses_cuda(name, count=count, local_rank=local_rank, keep=keep, framework="paddle", advice=advice):
         paddle.device.set_device("cpu")
         return "cpu"
-    if local_rank >= count:
-        raise LaunchError(
-            f"rank {local_rank} of this host has no CUDA device: there are {count}; "
-            f"use --nproc-per-node {count} or backend.options.device: cpu"
-        )
     device = f"gpu:{local_rank}"
     paddle.device.set_device(device)
     internals.use_tf32(tf32)
     return device
 
 
-def named(device: str) -> str:
+def describe(device: str) -> str:
     """Return the device's name for display: ``cpu``, or ``cuda:1 (NVIDIA H100)``."""
     if device == "cpu":
         return device
@@ -74,6 +60,6 @@ def free_memory_bytes(device: str) -> int | None:
     return int(paddle.device.cuda.get_device_properties(device).total_memory)
 
 
-def seed(value: int) -> None:
-    """Seed Paddle's random generators."""
+def seed_generators(device: str, value: int) -> None:
+    """Seed Paddle's random generators, those of ``device`` included."""
     paddle.seed(value)

@@ -4,10 +4,10 @@ from paddle.nn import Layer
 
 from mtrain.backends._paddle.engine import PaddleEngine
 from mtrain.backends._paddle.job import FleetJob
-from mtrain.backends._paddle.optimizer import Exchange
 from mtrain.backends.base import Check
 from mtrain.core.interfaces import Recipe
 from mtrain.core.overriding import override
+from mtrain.core.update.order import Exchange
 
 
 class FleetEngine(PaddleEngine):

@@ -6,7 +6,6 @@ there and not in a job. Differences between Paddle 2.6 and 3 are in ``paddle2_co
 
 import atexit
 import ctypes
-import math
 import operator
 import os
 import socket
@@ -46,14 +45,9 @@ def momentum_(  # noqa: PLR0913 - the kernel has as many
     _KERNELS.momentum_(x, grad, velocity, factor, _NO_MASTER_WEIGHTS, *constants)
 
 
-def norm(tensors: Sequence[Tensor]) -> float:
-    """Return the L2 norm over all elements of all tensors; waits for the device."""
+def norm(tensors: Sequence[Tensor]) -> Tensor:
+    """Return the L2 norm over all elements of all tensors, a float64 number on the device."""
     # On the CPU, paddle.linalg.norm adds float32 numbers one after the other, which is 0.3 % off for 4 million numbers.
-    return math.sqrt(sum(_KERNELS.squared_l2_norm(tensor).item() for tensor in tensors))
-
-
-def norm_on_device(tensors: Sequence[Tensor]) -> Tensor:
-    """Return ``norm`` as a float64 number on the device, with the same rounding."""
     total = paddle.zeros([], "float64")
     for tensor in tensors:
         total = total + _KERNELS.squared_l2_norm(tensor).astype("float64").reshape([])
@@ -69,7 +63,7 @@ def put_along_axis(x: Tensor, indices: Tensor, values: Tensor, axis: int, reduce
     return put
 
 
-def suppressed(boxes_BN4: Tensor, scores_BCN: Tensor, settings: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
+def suppress_boxes(boxes_BN4: Tensor, scores_BCN: Tensor, settings: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
     """Suppress boxes by class: rows (K, 6) ``[class, score, x1, y1, x2, y2]`` of all images, and int32 (B,), their numbers."""
     limits = settings["confidence"], -1, settings["max_detections"], settings["iou_threshold"]
     rows_K6, _, counts_B = _KERNELS.multiclass_nms3(boxes_BN4, scores_BCN, None, *limits, True, 1.0, -1)  # noqa: FBT003
@@ -124,7 +118,7 @@ def sharing_array(array: Any) -> Tensor:
     return paddle.Tensor(value=array, place=paddle.CPUPlace(), zero_copy=True, stop_gradient=True)
 
 
-def downloaded(vector: Tensor) -> Callable[[], Any]:
+def download(vector: Tensor) -> Callable[[], Any]:
     """Start copying ``vector`` to the host; return a function that waits for the copy and returns it as an array."""
     if vector.place.is_cpu_place():
         array: Callable[[], Any] = vector.numpy
@@ -149,7 +143,7 @@ def use_tf32(allowed: bool) -> None:  # noqa: FBT001 - the only argument
     paddle.base.core.set_cudnn_switch(allowed)
 
 
-def unwrapped(model: Layer) -> Layer:
+def unwrap(model: Layer) -> Layer:
     """Return the layer that ``paddle.DataParallel`` was made of, or ``model`` if it is not one."""
     # DataParallel has no public attribute for it.
     return model._layers if isinstance(model, paddle.DataParallel) else model

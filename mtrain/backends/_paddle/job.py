@@ -16,9 +16,9 @@ from paddle.nn import Layer
 from mtrain.backends._paddle import internals, rank_environment
 from mtrain.backends._paddle.channel import Channel, PeerLost
 from mtrain.backends._paddle.collective import DistributedCollective
-from mtrain.backends._paddle.optimizer import Exchange
 from mtrain.backends.waiting import Waits
 from mtrain.core.overriding import override
+from mtrain.core.update.order import Exchange
 from mtrain.errors import LaunchError
 
 fleet: Any = paddle_fleet  # Paddle annotates it only partially
@@ -41,7 +41,7 @@ class Options(Protocol):
 class FleetJob:
     """One rank of a job of at least two, connected to the others."""
 
-    def __init__(self, own: rank_environment.Place, target: str, options: Options) -> None:
+    def __init__(self, own: rank_environment.OwnRank, target: str, options: Options) -> None:
         """Connect this rank; returns when all ranks are connected.
 
         Args:
@@ -67,7 +67,7 @@ class FleetJob:
         with internals.one_group(own.size) if target == "cpu" else nullcontext():
             _initialize(_strategy(options))
         _close_store_port(channel, own.rank)
-        self.collective = DistributedCollective(local_rank=own.local_rank, channel=channel)
+        self.collective = DistributedCollective(channel=channel)
         if target == "cpu":
             internals.on_terminate(_terminate)
 

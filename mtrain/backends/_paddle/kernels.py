@@ -44,10 +44,10 @@ def normalize(x_BCHW: Tensor, weight_C: Tensor, bias_C: Tensor, *, eps: float, s
     The output of BatchNorm itself is not kept: the backward pass computes it again from the input, of which autograd keeps
     one copy for both functions.
     """
-    return cast(Tensor, _Normalize.apply(x_BCHW, weight_C, bias_C, eps=eps, silu=int(silu), running=running))
+    return cast(Tensor, _KernelNormalize.apply(x_BCHW, weight_C, bias_C, eps=eps, silu=int(silu), running=running))
 
 
-class _Normalize(PyLayer):
+class _KernelNormalize(PyLayer):
     """Autograd function for y = act((x - mean) / sqrt(var + eps) * weight + bias)."""
 
     @staticmethod
@@ -82,7 +82,7 @@ class _Normalize(PyLayer):
         return tuple(grad if needed else None for grad, needed in zip(grads, ctx.needs_gradient, strict=True))
 
 
-def _kernels() -> library.Planes:
+def _kernels() -> Any:
     kernels = library.load_planes().kernels
     assert kernels is not None, "the engine checks this before it calls use"
     return kernels

@@ -8,7 +8,7 @@ import paddle
 from paddle import Tensor
 from paddle.nn import Layer
 
-from mtrain.backends._paddle.rules import Piece
+from mtrain.backends._paddle.rules import GradientPiece
 from mtrain.core.interfaces import Array
 from mtrain.errors import SpecError
 
@@ -52,10 +52,10 @@ class NativeRule:
             f"{PREFIX}{moment}/{name}": tensor
             for key, tensor in state.items()
             if isinstance(tensor, Tensor)
-            for name, moment in [self._split(key)]
+            for name, moment in [self._parse_key(key)]
         }
 
-    def _split(self, key: str) -> tuple[str, str]:
+    def _parse_key(self, key: str) -> tuple[str, str]:
         """Return (parameter name, moment) of an entry that Paddle names ``<Paddle's name of the parameter>_<moment>``."""
         matches = [(len(p.name), name) for name, p in self._parameters.items() if key.startswith(f"{p.name}_")]
         if not matches:
@@ -77,7 +77,7 @@ class NativeRule:
         if state:
             self._optimizer.set_state_dict(state)
 
-    def apply(self, grad_pieces: Sequence[Piece], *, learning_rate: float) -> None:
+    def apply(self, grad_pieces: Sequence[GradientPiece], *, learning_rate: float) -> None:
         """Update the parameters of ``grad_pieces``, whose clipped gradients become those of the parameters.
 
         Raises:

@@ -7,9 +7,9 @@ from typing import Any, Literal, Self
 import numpy as np
 import paddle
 from paddle import Tensor
-from paddle.nn import Identity, Layer, ReLU, Sigmoid
-from paddle.nn import MaxPool2D as MaxPool2d
-from paddle.nn import Silu as SiLU
+from paddle.nn import Identity, Layer, ReLU, Sigmoid  # noqa: F401 - some are layers of the contract
+from paddle.nn import MaxPool2D as MaxPool2d  # noqa: F401
+from paddle.nn import Silu as SiLU  # noqa: F401
 from paddle.nn import functional as F
 from paddle.nn.initializer import Constant, Uniform
 
@@ -17,31 +17,6 @@ from mtrain.backends._paddle import internals, kernels, ops, paddle2_compatibili
 from mtrain.core.interfaces import Array
 from mtrain.core.network import noise
 from mtrain.core.overriding import override
-
-__all__ = [
-    "GELU",
-    "BatchNorm2d",
-    "Conv2d",
-    "ConvTranspose2d",
-    "Dropout",
-    "Embedding",
-    "GroupNorm",
-    "Identity",
-    "LayerNorm",
-    "Linear",
-    "MaxPool2d",
-    "Module",
-    "ModuleList",
-    "ReLU",
-    "Sequential",
-    "SiLU",
-    "Sigmoid",
-    "Upsample",
-    "buffer",
-    "frozen",
-    "no_grad",
-    "parameter",
-]
 
 no_grad = paddle.no_grad
 _REDUCED = (0, 2, 3)
@@ -180,7 +155,7 @@ class BatchNorm2d(Module):
     def forward(self, x_BCHW: Tensor) -> Tensor:
         if self.kernels and self.training and kernels.fit(x_BCHW, self.weight):
             return self._by_kernels(x_BCHW)
-        y_BCHW = self.normalized(x_BCHW)
+        y_BCHW = self.normalize_batch(x_BCHW)
         return F.silu(y_BCHW) if self.silu else y_BCHW
 
     def _by_kernels(self, x_BCHW: Tensor) -> Tensor:
@@ -192,7 +167,7 @@ class BatchNorm2d(Module):
     def _correction(self, count: int) -> float:
         return count / (count - 1) if self.unbiased_variance else 1.0
 
-    def normalized(self, x_BCHW: Tensor) -> Tensor:
+    def normalize_batch(self, x_BCHW: Tensor) -> Tensor:
         """Normalise without SiLU."""
         if x_BCHW.dtype == paddle.float64:
             return self._exact(x_BCHW)

@@ -25,9 +25,7 @@ from mtrain.core.update.masking import Masking
 from mtrain.core.update.order import NORM_EPSILON, Exchange, UpdateOrder
 from mtrain.core.update.recipe import assign, ema_shares
 
-__all__ = ["Exchange", "PaddleOptimizer"]
-
-Gradients = Sequence[Sequence[rules.Piece]]
+Gradients = Sequence[Sequence[rules.GradientPiece]]
 """The gradients of one update: by group with parameters, in pieces of neighbouring parameters."""
 
 
@@ -41,7 +39,7 @@ class _Group:
     rule: rules.Rule | None
     """None: the user's own optimizer updates the parameters."""
 
-    def gradients(self) -> list[rules.Piece]:
+    def gradients(self) -> list[rules.GradientPiece]:
         """Return copies of the parameters' gradients."""
         return rules.pieces([parameter.grad for parameter in self.parameters.tensors.values()])
 
@@ -127,7 +125,7 @@ class PaddleOptimizer(UpdateOrder[Gradients]):
         return [group.gradients() for group in self._groups]
 
     @override
-    def _norm(self, gradients: Gradients) -> float:
+    def _norm(self, gradients: Gradients) -> Tensor:
         return internals.norm([piece.grad for pieces in gradients for piece in pieces])
 
     @override
@@ -135,10 +133,6 @@ class PaddleOptimizer(UpdateOrder[Gradients]):
         for pieces in gradients:
             for piece in pieces:
                 piece.grad.scale_(factor)
-
-    @override
-    def _late_norm(self, gradients: Gradients, scale: float) -> Tensor:
-        return internals.norm_on_device([piece.grad for pieces in gradients for piece in pieces]) / scale
 
     @override
     def _clip_late(self, gradients: Gradients, norm: Tensor) -> None:
@@ -176,7 +170,7 @@ class PaddleOptimizer(UpdateOrder[Gradients]):
                 parameter.clear_gradient(False)  # noqa: FBT003
 
     @override
-    def _seed(self, seed: int) -> None:
+    def _seed_generators(self, seed: int) -> None:
         paddle.seed(seed)
 
     @override
@@ -255,7 +249,7 @@ def send_metrics(
     mine = [paddle.full([1], number, "float64") for number in numbers]
     means = collective.all_reduce(paddle.concat([*mine, *metrics]), "mean")
     # The norm is equal on all ranks already; a mean of it could round.
-    return internals.downloaded(paddle.concat([norm.reshape([1]), means]))
+    return internals.download(paddle.concat([norm.reshape([1]), means]))
 
 
 class PaddleMasking(Masking[Tensor]):

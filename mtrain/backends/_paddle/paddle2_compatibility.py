@@ -30,13 +30,13 @@ def mend_operators() -> None:
 def _exact(native: Callable[..., Tensor], numbers: Any) -> Callable[..., Tensor]:
     def operator(x: Tensor, other: Any) -> Tensor:
         if isinstance(other, numbers) and x.dtype in _FLOATS:
-            other = typed(other, x)
+            other = number_like(other, x)
         return native(x, other)
 
     return operator
 
 
-def typed(value: float, like: Tensor) -> Tensor:
+def number_like(value: float, like: Tensor) -> Tensor:
     """Return a number as a tensor () of the dtype of ``like``; ``paddle.full`` would round it to float32."""
     return paddle.to_tensor(value, like.dtype, like.place)
 
@@ -71,7 +71,7 @@ def take(x: Tensor, indices: Tensor, *, axis: int = 0) -> Tensor:
 def where(condition: Tensor, x1: Tensor | float, x2: Tensor | float) -> Tensor:
     """See ``core/ops.pyi``."""
     like = x1 if isinstance(x1, Tensor) else x2 if isinstance(x2, Tensor) else paddle.zeros(())
-    x1, x2 = (x if isinstance(x, Tensor) else typed(x, like) for x in (x1, x2))
+    x1, x2 = (x if isinstance(x, Tensor) else number_like(x, like) for x in (x1, x2))
     if like.dtype == paddle.bool:
         return paddle.where(condition, x1.astype("int32"), x2.astype("int32")).astype("bool")
     return paddle.where(condition, x1, x2)
@@ -80,8 +80,8 @@ def where(condition: Tensor, x1: Tensor | float, x2: Tensor | float) -> Tensor:
 def clip(x: Tensor, min: float | None = None, max: float | None = None) -> Tensor:
     """See ``core/ops.pyi``."""
     if min is not None:
-        x = paddle.where(x < min, typed(min, x), x)
-    return x if max is None else paddle.where(x > max, typed(max, x), x)
+        x = paddle.where(x < min, number_like(min, x), x)
+    return x if max is None else paddle.where(x > max, number_like(max, x), x)
 
 
 def maximum(x1: Tensor, x2: Tensor) -> Tensor:
@@ -104,7 +104,7 @@ def _extremum(first: Tensor, x1: Tensor, x2: Tensor) -> Tensor:
 
 
 FUNCTIONS = {
-    "_typed": typed, "argsort": argsort, "clip": clip, "full": full, "maximum": maximum, "minimum": minimum, "round": round,
+    "argsort": argsort, "clip": clip, "full": full, "maximum": maximum, "minimum": minimum, "round": round,
     "take": take, "where": where,
 }  # fmt: skip
 """The corrected functions by their names in ``ops.py``."""

@@ -1,6 +1,7 @@
 """Mixed precision: the contexts in which forward and backward passes run."""
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Literal
 
 import paddle
@@ -31,3 +32,10 @@ def forward_context(precision: Precision) -> AbstractContextManager[Any]:
 def backward_context(precision: Precision) -> AbstractContextManager[Any]:
     """Return the context of a backward pass, in which autocast is off."""
     return paddle.amp.auto_cast(enable=False) if precision in HALF else nullcontext()
+
+
+@contextmanager
+def inference_context(precision: Precision, device: str) -> Iterator[None]:
+    """Return the context of a forward pass without gradients."""
+    with paddle.no_grad(), forward_context(precision):
+        yield

@@ -9,7 +9,7 @@ from paddle import profiler
 
 
 @contextmanager
-def recorded(file: Path, *, on_gpu: bool) -> Iterator[None]:
+def record(file: Path, *, on_gpu: bool) -> Iterator[None]:
     """See ``Capabilities.profile``."""
     targets = [profiler.ProfilerTarget.CPU, *([profiler.ProfilerTarget.GPU] if on_gpu else [])]
     recording: Any = profiler.Profiler(

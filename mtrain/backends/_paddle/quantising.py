@@ -21,7 +21,7 @@ class QuantisedConv2d(Quantised, Conv2d):
 
     @override
     def forward(self, x: Tensor) -> Tensor:
-        x, weight = self.rounded(x, self.weight)
+        x, weight = self.round_both(x, self.weight)
         return F.conv2d(x, weight, self.bias, *self.geometry)
 
 
@@ -30,7 +30,7 @@ class QuantisedLinear(Quantised, Linear):
 
     @override
     def forward(self, x: Tensor) -> Tensor:
-        return self.product(*self.rounded(x, self.weight))
+        return self.product(*self.round_both(x, self.weight))
 
 
 KINDS: Mapping[type[Layer], type[Layer]] = {Conv2d: QuantisedConv2d, Linear: QuantisedLinear}

@@ -11,7 +11,7 @@ NEEDED = ("PADDLE_TRAINER_ID", "PADDLE_TRAINERS_NUM", "PADDLE_TRAINER_ENDPOINTS"
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class OwnRank:
     """The place of one rank among all ranks of the job."""
 
     rank: int
@@ -25,7 +25,7 @@ class Place:
     """See ``system.job_secret``; empty where the ranks were not started by mtrain."""
 
 
-def of_this_rank(environ: Mapping[str, str] = os.environ) -> Place:
+def of_this_rank(environ: Mapping[str, str] = os.environ) -> OwnRank:
     """Read the place of this rank from ``environ``.
 
     Raises:
@@ -38,7 +38,7 @@ def of_this_rank(environ: Mapping[str, str] = os.environ) -> Place:
             "`mtrain -c SPEC --backend fleet`, or `python -m paddle.distributed.launch --master IP:PORT`"
         )
     host, _, port = environ["PADDLE_TRAINER_ENDPOINTS"].partition(",")[0].rpartition(":")
-    return Place(
+    return OwnRank(
         rank=int(environ["PADDLE_TRAINER_ID"]),
         local_rank=int(environ.get("PADDLE_LOCAL_RANK") or environ.get("PADDLE_RANK_IN_NODE") or 0),
         size=int(environ["PADDLE_TRAINERS_NUM"]),

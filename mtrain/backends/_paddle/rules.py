@@ -6,9 +6,10 @@ neutral names.
 """
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Protocol
+from typing import Any, ClassVar, Protocol
 
 import paddle
 from paddle import Tensor
@@ -16,9 +17,11 @@ from paddle import Tensor
 from mtrain.backends._paddle import internals
 from mtrain.backends._paddle.flat import Flat, join
 from mtrain.backends._paddle.internals import add_
+from mtrain.core.overriding import override
+from mtrain.core.update.recipe import MOMENTS
 
 
-class Piece:
+class GradientPiece:
     """The gradients of consecutive parameters of a group, ``first`` up to ``end`` (excluded), as one vector."""
 
     def __init__(self, first: int, grads: Sequence[Tensor]) -> None:
@@ -27,15 +30,15 @@ class Piece:
         self.grad = join(grads)
 
 
-def pieces(grads: Sequence[Tensor | None]) -> list[Piece]:
+def pieces(grads: Sequence[Tensor | None]) -> list[GradientPiece]:
     """Copy the gradients of a group into pieces; parameters without a gradient are in no piece."""
-    copied: list[Piece] = []
+    copied: list[GradientPiece] = []
     run: list[Tensor] = []
     for i, grad in enumerate([*grads, None]):
         if grad is not None:
             run.append(grad)
         elif run:
-            copied.append(Piece(i - len(run), run))
+            copied.append(GradientPiece(i - len(run), run))
             run = []
     return copied
 
@@ -45,7 +48,7 @@ class Rule(Protocol):
 
     moments: dict[str, Flat]
 
-    def apply(self, grad_pieces: Sequence[Piece], *, learning_rate: float, momentum: float | None) -> None:
+    def apply(self, grad_pieces: Sequence[GradientPiece], *, learning_rate: float, momentum: float | None) -> None:
         """Update the parameters of ``grad_pieces``, overwriting the gradients; ``momentum`` overrides the group's."""
         ...
 
@@ -54,218 +57,170 @@ class Rule(Protocol):
         ...
 
 
-class Sgd:
-    """``torch.optim.SGD`` without dampening (Sutskever et al. 2013 for nesterov)."""
+class _Composed(ABC):
+    """A ``Rule`` whose step is computed piece by piece."""
 
-    def __init__(self, parameters: Flat, options: Mapping[str, float]) -> None:
-        self._parameters = parameters
-        self._momentum = options.get("momentum", 0.0)
-        self._decay = options.get("weight_decay", 0.0)
-        self._nesterov = bool(options.get("nesterov", 0.0))
-        # torch starts without a buffer and sets it to the gradient; from zeros the first step gives the same,
-        # 0 * momentum + grad.
-        self._velocity = parameters.zeros()
-        self.moments = {"momentum": self._velocity}
+    default: ClassVar[tuple[str, float]] = "beta1", 0.9
+    """Name of the option that ``momentum`` overrides, and its value where a group has none."""
 
-    def apply(self, grad_pieces: Sequence[Piece], *, learning_rate: float, momentum: float | None) -> None:
-        """See ``Rule.apply``."""
-        momentum = self._momentum if momentum is None else momentum
-        for piece in grad_pieces:
-            x = self._parameters.span(piece.first, piece.end)
-            velocity = self._velocity.span(piece.first, piece.end)
-            # The kernel holds momentum and decay as float32. For float32 weights that loses nothing, and takes one pass
-            # over memory instead of five.
-            if x.dtype == paddle.float32:
-                self._apply_fused(x, velocity, piece.grad, learning_rate, momentum)
-            else:
-                self._compose(x, velocity, piece.grad, learning_rate, momentum)
-
-    def _apply_fused(self, x: Tensor, velocity: Tensor, grad: Tensor, learning_rate: float, momentum: float) -> None:
-        internals.momentum_(
-            x,
-            velocity,
-            grad,
-            learning_rate=learning_rate,
-            momentum=momentum,
-            decay=self._decay,
-            nesterov=self._nesterov,
-        )
-
-    def _compose(self, x: Tensor, velocity: Tensor, grad: Tensor, learning_rate: float, momentum: float) -> None:
-        if self._decay:
-            add_(grad, self._decay, x)
-        velocity.scale_(momentum)
-        add_(velocity, 1.0, grad)
-        if self._nesterov:
-            add_(grad, momentum, velocity)
-        add_(x, -learning_rate, grad if self._nesterov else velocity)
-
-    def set_updates(self, updates: int) -> None:
-        """Do nothing: SGD does not depend on the number of updates."""
-
-
-class Adam:
-    """``torch.optim.Adam`` (Kingma and Ba 2015), or ``AdamW`` with ``decoupled`` decay (Loshchilov and Hutter 2019)."""
-
-    def __init__(self, parameters: Flat, options: Mapping[str, float], *, decoupled: bool) -> None:
+    def __init__(self, parameters: Flat, options: Mapping[str, float], names: Sequence[str]) -> None:
+        """Start the moments ``names`` of ``parameters`` at zero."""
         self._parameters = parameters
         self._options = options
-        self._decoupled = decoupled
-        self._mean, self._square = parameters.zeros(), parameters.zeros()
-        self.moments = {"mean": self._mean, "square": self._square}
+        self._decay = options.get("weight_decay", 0.0)
+        # torch's SGD starts without a velocity and sets it to the gradient; from zeros the first step gives the same,
+        # 0 * momentum + grad.
+        self.moments = {name: parameters.zeros() for name in names}
         self._updates = 0
-
-    def apply(self, grad_pieces: Sequence[Piece], *, learning_rate: float, momentum: float | None) -> None:
-        """See ``Rule.apply``."""
-        self._updates += 1
-        beta1 = self._options.get("beta1", 0.9) if momentum is None else momentum
-        beta2 = self._options.get("beta2", 0.999)
-        step = learning_rate / (1 - beta1**self._updates)
-        correction = math.sqrt(1 - beta2**self._updates)
-        decay = self._options.get("weight_decay", 0.0)
-        for piece in grad_pieces:
-            grad = piece.grad
-            x, mean, square = (
-                flat.span(piece.first, piece.end) for flat in (self._parameters, self._mean, self._square)
-            )
-            if decay and self._decoupled:
-                x.scale_(1 - learning_rate * decay)
-            elif decay:
-                add_(grad, decay, x)
-            mean.scale_(beta1)
-            add_(mean, 1 - beta1, grad)
-            square.scale_(beta2)
-            add_(square, 1 - beta2, grad.square())
-            root = square.sqrt().scale_(1 / correction) + self._options.get("eps", 1e-8)
-            add_(x, -step, mean.divide(root))
 
     def set_updates(self, updates: int) -> None:
         """See ``Rule.set_updates``."""
         self._updates = updates
 
+    def apply(self, grad_pieces: Sequence[GradientPiece], *, learning_rate: float, momentum: float | None) -> None:
+        """See ``Rule.apply``."""
+        self._updates += 1
+        momentum = self._options.get(*self.default) if momentum is None else momentum
+        for piece in grad_pieces:
+            flats = (self._parameters, *self.moments.values())
+            x, *moments = (flat.span(piece.first, piece.end) for flat in flats)
+            self._step(piece, x, moments, learning_rate, momentum)
 
-class Lion:
+    @abstractmethod
+    def _step(
+        self, piece: GradientPiece, x: Tensor, moments: list[Tensor], learning_rate: float, momentum: float
+    ) -> None:
+        """Update the weights ``x`` of a piece and its moments, which are in the order of ``core.recipe.MOMENTS``."""
+
+
+class Sgd(_Composed):
+    """``torch.optim.SGD`` without dampening (Sutskever et al. 2013 for nesterov)."""
+
+    default = "momentum", 0.0
+
+    @override
+    def _step(
+        self, piece: GradientPiece, x: Tensor, moments: list[Tensor], learning_rate: float, momentum: float
+    ) -> None:
+        (velocity,), grad = moments, piece.grad
+        nesterov = bool(self._options.get("nesterov", 0.0))
+        # The kernel holds momentum and decay as float32. For float32 weights that loses nothing, and takes one pass
+        # over memory instead of five.
+        if x.dtype == paddle.float32:
+            settings = {"learning_rate": learning_rate, "momentum": momentum, "decay": self._decay}
+            internals.momentum_(x, velocity, grad, **settings, nesterov=nesterov)
+            return
+        if self._decay:
+            add_(grad, self._decay, x)
+        velocity.scale_(momentum)
+        add_(velocity, 1.0, grad)
+        if nesterov:
+            add_(grad, momentum, velocity)
+        add_(x, -learning_rate, grad if nesterov else velocity)
+
+
+class Adam(_Composed):
+    """``torch.optim.Adam`` (Kingma and Ba 2015), or ``AdamW`` with ``decoupled`` decay (Loshchilov and Hutter 2019)."""
+
+    def __init__(self, *given: Any, decoupled: bool) -> None:
+        super().__init__(*given)
+        self._decoupled = decoupled
+
+    @override
+    def _step(
+        self, piece: GradientPiece, x: Tensor, moments: list[Tensor], learning_rate: float, momentum: float
+    ) -> None:
+        (mean, square), grad = moments, piece.grad
+        beta2 = self._options.get("beta2", 0.999)
+        step = learning_rate / (1 - momentum**self._updates)
+        correction = math.sqrt(1 - beta2**self._updates)
+        if self._decay and self._decoupled:
+            x.scale_(1 - learning_rate * self._decay)
+        elif self._decay:
+            add_(grad, self._decay, x)
+        _follow_(mean, grad, momentum)
+        _follow_(square, grad.square(), beta2)
+        root = square.sqrt().scale_(1 / correction) + self._options.get("eps", 1e-8)
+        add_(x, -step, mean.divide(root))
+
+
+class Lion(_Composed):
     """Lion: Chen et al. 2023 (arXiv 2302.06675), algorithm 2. Steps are signs of a mixture of mean and gradient."""
 
-    def __init__(self, parameters: Flat, options: Mapping[str, float]) -> None:
-        self._parameters = parameters
-        self._options = options
-        self._mean = parameters.zeros()
-        self.moments = {"mean": self._mean}
-
-    def apply(self, grad_pieces: Sequence[Piece], *, learning_rate: float, momentum: float | None) -> None:
-        """See ``Rule.apply``."""
-        beta1 = self._options.get("beta1", 0.9) if momentum is None else momentum
-        beta2, decay = self._options.get("beta2", 0.99), self._options.get("weight_decay", 0.0)
-        for piece in grad_pieces:
-            x, mean = (flat.span(piece.first, piece.end) for flat in (self._parameters, self._mean))
-            step = paddle.sign(mean * beta1 + piece.grad * (1 - beta1))
-            if decay:
-                x.scale_(1 - learning_rate * decay)
-            add_(x, -learning_rate, step)
-            _follow_(mean, piece.grad, beta2)
-
-    def set_updates(self, updates: int) -> None:
-        """Do nothing: Lion does not depend on the number of updates."""
+    @override
+    def _step(
+        self, piece: GradientPiece, x: Tensor, moments: list[Tensor], learning_rate: float, momentum: float
+    ) -> None:
+        (mean,) = moments
+        step = paddle.sign(mean * momentum + piece.grad * (1 - momentum))
+        if self._decay:
+            x.scale_(1 - learning_rate * self._decay)
+        add_(x, -learning_rate, step)
+        _follow_(mean, piece.grad, self._options.get("beta2", 0.99))
 
 
-class RmsProp:
+class RmsProp(_Composed):
     """``torch.optim.RMSprop``, not centred: Tieleman and Hinton 2012, lecture 6.5; with momentum as Graves 2013 adds it."""
 
-    def __init__(self, parameters: Flat, options: Mapping[str, float]) -> None:
-        self._parameters = parameters
-        self._options = options
-        self._square, self._velocity = parameters.zeros(), parameters.zeros()
-        self.moments = {"square": self._square, "momentum": self._velocity}
+    default = "momentum", 0.0
 
-    def apply(self, grad_pieces: Sequence[Piece], *, learning_rate: float, momentum: float | None) -> None:
-        """See ``Rule.apply``."""
-        momentum = self._options.get("momentum", 0.0) if momentum is None else momentum
-        for piece in grad_pieces:
-            x, square, velocity = (
-                flat.span(piece.first, piece.end) for flat in (self._parameters, self._square, self._velocity)
-            )
-            if decay := self._options.get("weight_decay", 0.0):
-                add_(piece.grad, decay, x)
-            _follow_(square, piece.grad.square(), self._options.get("beta2", 0.99))
-            velocity.scale_(momentum)
-            add_(velocity, 1.0, piece.grad.divide(_shift(square.sqrt(), self._options.get("eps", 1e-8))))
-            add_(x, -learning_rate, velocity)
-
-    def set_updates(self, updates: int) -> None:
-        """Do nothing: RMSprop does not depend on the number of updates."""
+    @override
+    def _step(
+        self, piece: GradientPiece, x: Tensor, moments: list[Tensor], learning_rate: float, momentum: float
+    ) -> None:
+        square, velocity = moments
+        if self._decay:
+            add_(piece.grad, self._decay, x)
+        _follow_(square, piece.grad.square(), self._options.get("beta2", 0.99))
+        velocity.scale_(momentum)
+        add_(velocity, 1.0, piece.grad.divide(_shift(square.sqrt(), self._options.get("eps", 1e-8))))
+        add_(x, -learning_rate, velocity)
 
 
-class Adadelta:
+class Adadelta(_Composed):
     """``torch.optim.Adadelta``: Zeiler 2012 (arXiv 1212.5701), algorithm 1, whose step is multiplied by the learning rate."""
 
-    def __init__(self, parameters: Flat, options: Mapping[str, float]) -> None:
-        self._parameters = parameters
-        self._options = options
-        self._square, self._step_square = parameters.zeros(), parameters.zeros()
-        self.moments = {"square": self._square, "step_square": self._step_square}
-
-    def apply(self, grad_pieces: Sequence[Piece], *, learning_rate: float, momentum: float | None) -> None:
-        """See ``Rule.apply``; ``momentum`` has no meaning here."""
+    @override
+    def _step(
+        self, piece: GradientPiece, x: Tensor, moments: list[Tensor], learning_rate: float, momentum: float
+    ) -> None:
+        # The rule has no momentum.
+        square, step_square = moments
         share, eps = self._options.get("beta2", 0.9), self._options.get("eps", 1e-6)
-        for piece in grad_pieces:
-            x, square, step_square = (
-                flat.span(piece.first, piece.end) for flat in (self._parameters, self._square, self._step_square)
-            )
-            if decay := self._options.get("weight_decay", 0.0):
-                add_(piece.grad, decay, x)
-            _follow_(square, piece.grad.square(), share)
-            step = _shift(step_square, eps).sqrt().divide(_shift(square, eps).sqrt()) * piece.grad
-            _follow_(step_square, step.square(), share)
-            add_(x, -learning_rate, step)
-
-    def set_updates(self, updates: int) -> None:
-        """Do nothing: Adadelta does not depend on the number of updates."""
+        if self._decay:
+            add_(piece.grad, self._decay, x)
+        _follow_(square, piece.grad.square(), share)
+        step = _shift(step_square, eps).sqrt().divide(_shift(square, eps).sqrt()) * piece.grad
+        _follow_(step_square, step.square(), share)
+        add_(x, -learning_rate, step)
 
 
-class Lamb:
+class Lamb(_Composed):
     """LAMB: You et al. 2020 (arXiv 1904.00962), algorithm 2, with the identity as its function phi.
 
     Adam's step of each array, decay included, gets the length of the array; without either length it stays as it is.
     """
 
-    def __init__(self, parameters: Flat, options: Mapping[str, float]) -> None:
-        self._parameters = parameters
-        self._options = options
-        self._mean, self._square = parameters.zeros(), parameters.zeros()
-        self.moments = {"mean": self._mean, "square": self._square}
-        self._updates = 0
-
-    def apply(self, grad_pieces: Sequence[Piece], *, learning_rate: float, momentum: float | None) -> None:
-        """See ``Rule.apply``."""
-        self._updates += 1
-        beta1 = self._options.get("beta1", 0.9) if momentum is None else momentum
-        beta2, decay = self._options.get("beta2", 0.999), self._options.get("weight_decay", 0.0)
-        for piece in grad_pieces:
-            x, mean, square = (
-                flat.span(piece.first, piece.end) for flat in (self._parameters, self._mean, self._square)
-            )
-            _follow_(mean, piece.grad, beta1)
-            _follow_(square, piece.grad.square(), beta2)
-            root = _shift((square * (1 / (1 - beta2**self._updates))).sqrt(), self._options.get("eps", 1e-6))
-            step = (mean * (1 / (1 - beta1**self._updates))).divide(root)
-            if decay:
-                step = step + x * decay
-            self._add(piece, step, learning_rate)
-
-    def _add(self, piece: Piece, steps: Tensor, learning_rate: float) -> None:
-        """Add the step of each array, stretched to the array's length."""
+    @override
+    def _step(
+        self, piece: GradientPiece, x: Tensor, moments: list[Tensor], learning_rate: float, momentum: float
+    ) -> None:
+        mean, square = moments
+        beta2 = self._options.get("beta2", 0.999)
+        _follow_(mean, piece.grad, momentum)
+        _follow_(square, piece.grad.square(), beta2)
+        root = _shift((square * (1 / (1 - beta2**self._updates))).sqrt(), self._options.get("eps", 1e-6))
+        steps = (mean * (1 / (1 - momentum**self._updates))).divide(root)
+        if self._decay:
+            steps = steps + x * self._decay
         start = 0
         for place in range(piece.first, piece.end):
-            x = self._parameters.span(place, place + 1)
-            step = internals.view(steps, start, start + x.size)
-            start += x.size
-            lengths = internals.norm([x]), internals.norm([step])
-            add_(x, -learning_rate * (lengths[0] / lengths[1] if lengths[0] > 0 and lengths[1] > 0 else 1.0), step)
-
-    def set_updates(self, updates: int) -> None:
-        """See ``Rule.set_updates``."""
-        self._updates = updates
+            array = self._parameters.span(place, place + 1)
+            step = internals.view(steps, start, start + array.size)
+            start += array.size
+            lengths = float(internals.norm([array])), float(internals.norm([step]))
+            ratio = lengths[0] / lengths[1] if lengths[0] > 0 and lengths[1] > 0 else 1.0
+            add_(array, -learning_rate * ratio, step)
 
 
 def _follow_(average: Tensor, value: Tensor, share: float) -> None:
@@ -279,7 +234,7 @@ def _shift(x: Tensor, by: float) -> Tensor:
     return x + paddle.full([1], by, x.dtype)
 
 
-KINDS: Mapping[str, Callable[[Flat, Mapping[str, float]], Rule]] = {
+KINDS: Mapping[str, Callable[..., Rule]] = {
     "sgd": Sgd,
     "adam": partial(Adam, decoupled=False),
     "adamw": partial(Adam, decoupled=True),
@@ -293,4 +248,4 @@ KINDS: Mapping[str, Callable[[Flat, Mapping[str, float]], Rule]] = {
 
 def make(rule: str, parameters: Flat, options: Mapping[str, float]) -> Rule:
     """Make the update rule of one group: one of ``KINDS``."""
-    return KINDS[rule](parameters, options)
+    return KINDS[rule](parameters, options, MOMENTS[rule])

@@ -7,7 +7,7 @@ import paddle
 from paddle import Tensor
 from paddle.nn import Layer
 
-from mtrain.backends._paddle import ops
+from mtrain.backends._paddle import internals, ops
 from mtrain.backends._paddle.collective import PaddleCollective
 from mtrain.core.interfaces import Array
 from mtrain.core.state import checks as state_checks
@@ -41,3 +41,24 @@ def check_equal_start(model: Layer, collective: PaddleCollective) -> None:
     if collective.size > 1:
         own = ((name, to_numpy(tensor)) for name, tensor in model.state_dict().items())
         state_checks.check_equal_start(collective, state_checks.fingerprint(own))
+
+
+def inner(model: Layer) -> Layer:
+    """Return the model that was built, without the layer that a backend wrapped around it."""
+    return internals.unwrap(model)
+
+
+def parameter_names(model: Layer) -> set[str]:
+    """Return the names of parameters in the model's state."""
+    # A tied weight has an entry of the state for each of its names, and one name among the parameters.
+    return {name for name, _ in model.named_parameters()} | state_checks.aliases(model.state_dict()).keys()
+
+
+def is_trained(parameter: Tensor) -> bool:
+    """Return whether a parameter takes a gradient."""
+    return not parameter.stop_gradient
+
+
+def freeze(parameter: Tensor) -> None:
+    """Let a parameter take no gradient."""
+    parameter.stop_gradient = True

@@ -87,9 +87,9 @@ class SyncBatchNorm2d(BatchNorm2d):
     collective: PaddleCollective
 
     @override
-    def normalized(self, x_BCHW: Tensor) -> Tensor:
+    def normalize_batch(self, x_BCHW: Tensor) -> Tensor:
         if not self.training:
-            return super().normalized(x_BCHW)
+            return super().normalize_batch(x_BCHW)
         mean_C, var_C, total = statistics(x_BCHW, self.collective)
         with paddle.no_grad():
             inverse_C = paddle.rsqrt(var_C + paddle.full([1], self.eps, var_C.dtype))

@@ -13,7 +13,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from mtrain.backends._torch import internals
-from mtrain.backends._torch.collective import LocalCollective, TorchCollective
+from mtrain.backends._torch.collective import TorchCollective
+from mtrain.backends.engine import LocalCollective
 
 # Legend: B batch, C channels, H, W; P pixels of all images (B * H * W); K blocks of pixels; R ranks.
 BLOCK = 256

@@ -16,36 +16,6 @@ from mtrain.core.ranks.serialization import pack, unpack
 T = TypeVar("T")
 
 
-class LocalCollective:
-    """The collective of a job with a single rank."""
-
-    rank = 0
-    local_rank = 0
-    size = 1
-
-    def all_reduce(self, x: Any, op: Literal["sum", "mean", "max"]) -> Any:
-        """Return a copy of ``x``."""
-        return x.copy() if isinstance(x, np.ndarray) else x.detach().clone()
-
-    def all_gather(self, value: T) -> list[T]:
-        """Return ``[value]``."""
-        return [value]
-
-    def all_gather_tensor(self, x: Tensor) -> Tensor:
-        """Return ``x`` of all ranks, stacked along a new first axis."""
-        return x.detach().unsqueeze(0)
-
-    def broadcast_(self, tensors: Iterable[Tensor]) -> None:
-        """Overwrite ``tensors`` with those of rank 0."""
-
-    def time_waits(self) -> Waits:
-        """Return a counter that stays at 0: a single rank waits for nobody."""
-        return Waits()
-
-    def close(self) -> None:
-        """Do nothing: there is no connection to close."""
-
-
 def own_memory(tensor: Tensor) -> Tensor:
     """Return the tensor in this rank's memory; a buffer of a layer that a tensor group shares is a ``DTensor`` with it."""
     local: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
@@ -55,16 +25,14 @@ def own_memory(tensor: Tensor) -> Tensor:
 class DistributedCollective:
     """The collective over torch's default process group."""
 
-    def __init__(self, *, local_rank: int, host_group: dist.ProcessGroup | None) -> None:
+    def __init__(self, *, host_group: dist.ProcessGroup | None) -> None:
         """Wrap the process group that this rank has joined.
 
         Args:
-            local_rank: Number of this rank on its host.
             host_group: A gloo group for numpy arrays and objects, so that they never wait for a device; None: they
                 travel over the default group, which then must be gloo.
         """
         self.rank = dist.get_rank()
-        self.local_rank = local_rank
         self.size = dist.get_world_size()
         self._host_group = host_group
         self._waits: Waits | None = None

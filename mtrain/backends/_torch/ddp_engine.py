@@ -10,12 +10,12 @@ from torch import nn
 from mtrain.backends._torch.collective import TorchCollective
 from mtrain.backends._torch.engine import TorchEngine
 from mtrain.backends._torch.internals import LightDDP
-from mtrain.backends._torch.optimizer import Exchange
 from mtrain.backends._torch.scripts.after_backward import AfterBackward
 from mtrain.backends.base import Check
 from mtrain.backends.waiting import Waits
 from mtrain.core.interfaces import Recipe
 from mtrain.core.overriding import override
+from mtrain.core.update.order import Exchange
 
 
 class DeterministicBucketsDDP(LightDDP):

@@ -2,14 +2,12 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Literal
 
 import torch
+from torch import distributed as dist
 
-from mtrain.errors import LaunchError
-from mtrain.system.memory import keep_memory, peak_resident_bytes, return_memory
-
-DeviceName = Literal["auto", "cpu", "cuda"]
+from mtrain.backends.base import DeviceName, DeviceOptions, uses_cuda
+from mtrain.system.memory import peak_resident_bytes
 
 
 def choose(name: DeviceName, *, local_rank: int, tf32: bool, keep: bool) -> torch.device:
@@ -24,20 +22,10 @@ def choose(name: DeviceName, *, local_rank: int, tf32: bool, keep: bool) -> torc
     Raises:
         LaunchError: CUDA was requested and is not available, or has fewer devices than this host has ranks.
     """
-    available = torch.cuda.is_available() if name != "cpu" else False
-    if name == "cuda" and not available:
-        raise LaunchError(
-            "backend.options.device: 'cuda' was asked for, but torch sees no CUDA device; use 'cpu' or 'auto', or "
-            "check the driver and CUDA_VISIBLE_DEVICES"
-        )
-    if not available:
-        (keep_memory if keep else return_memory)()
+    count = torch.cuda.device_count() if name != "cpu" and torch.cuda.is_available() else 0
+    advice = "the driver and CUDA_VISIBLE_DEVICES"
+    if not uses_cuda(name, count=count, local_rank=local_rank, keep=keep, framework="torch", advice=advice):
         return torch.device("cpu")
-    if local_rank >= torch.cuda.device_count():
-        raise LaunchError(
-            f"rank {local_rank} of this host has no CUDA device: there are {torch.cuda.device_count()}; "
-            f"use --nproc-per-node {torch.cuda.device_count()} or backend.options.device: cpu"
-        )
     torch.cuda.set_device(local_rank)
     torch.backends.cuda.matmul.allow_tf32 = tf32
     torch.backends.cudnn.allow_tf32 = tf32
@@ -45,7 +33,13 @@ def choose(name: DeviceName, *, local_rank: int, tf32: bool, keep: bool) -> torc
     return torch.device("cuda", local_rank)
 
 
-def named(device: torch.device) -> str:
+def of_this_rank(options: DeviceOptions) -> torch.device:
+    """Choose the device of a rank that a launcher has started, see ``choose``."""
+    local_rank = dist.get_node_local_rank(fallback_rank=0)
+    return choose(options.device, local_rank=local_rank, tf32=options.tf32, keep=options.keep_memory)
+
+
+def describe(device: torch.device) -> str:
     """Return the device's name for display: ``cpu``, or ``cuda:1 (NVIDIA H100)``."""
     return "cpu" if device.type == "cpu" else f"{device} ({torch.cuda.get_device_name(device)})"
 
@@ -84,7 +78,7 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(former)
 
 
-def seed(device: torch.device, value: int) -> None:
+def seed_generators(device: torch.device, value: int) -> None:
     """Seed the random generators of the CPU and of ``device``."""
     # torch.manual_seed also formats a call stack for every device type that is not in use: 0.3 ms per update.
     torch.default_generator.manual_seed(value)

@@ -374,7 +374,7 @@ def tensors_in(value: object) -> list[Tensor]:
 
 
 @contextmanager
-def unwatched() -> Iterator[None]:
+def without_modes() -> Iterator[None]:
     """Let no mode see the operations of this thread, while inside."""
     with torch._C.DisableTorchFunction(), _disable_current_modes():
         yield

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from mtrain.backends._kernels import library
-from mtrain.backends._torch.collective import LocalCollective, TorchCollective
+from mtrain.backends._torch.collective import TorchCollective
+from mtrain.backends.engine import LocalCollective
 
 # Legend: B batch, C channels, H, W.
 Merge = Callable[[Tensor, Tensor, Tensor, TorchCollective], tuple[Tensor, Tensor, Tensor]]
@@ -39,12 +40,12 @@ def normalize(  # noqa: PLR0913 - those of a BatchNorm
     The output of BatchNorm itself is not kept: the backward pass computes it again from the input, of which autograd
     keeps one copy for both functions.
     """
-    outputs = _Normalize.apply(x_BCHW, weight_C, bias_C, (eps, silu, collective or LocalCollective(), merge))
+    outputs = _KernelNormalize.apply(x_BCHW, weight_C, bias_C, (eps, silu, collective or LocalCollective(), merge))
     return cast(tuple[Tensor, Tensor, Tensor, Tensor], outputs)
 
 
-class _Normalize(torch.autograd.Function):
-    """Autograd function for y = act((x - mean) / sqrt(var + eps) * weight + bias); see ``batchnorm._Normalize``."""
+class _KernelNormalize(torch.autograd.Function):
+    """Autograd function for y = act((x - mean) / sqrt(var + eps) * weight + bias); see ``batchnorm._KernelNormalize``."""
 
     @staticmethod
     def forward(
@@ -91,7 +92,7 @@ class _Normalize(torch.autograd.Function):
         return dx_BCHW, grad_weight, grad_bias, None
 
 
-def _kernels() -> library.Kernels:
+def _kernels() -> Any:
     kernels = library.load().kernels
     assert kernels is not None, "syncbn.use_kernels checks this"
     return kernels

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import (
+from torch.nn import (  # noqa: F401 - the layers that torch has as the contract wants them
     GELU,
     Conv2d,
     ConvTranspose2d,
@@ -30,31 +30,6 @@ from mtrain.backends._torch.collective import TorchCollective
 from mtrain.core.interfaces import Array
 from mtrain.core.network import noise
 from mtrain.core.overriding import override
-
-__all__ = [
-    "GELU",
-    "BatchNorm2d",
-    "Conv2d",
-    "ConvTranspose2d",
-    "Dropout",
-    "Embedding",
-    "GroupNorm",
-    "Identity",
-    "LayerNorm",
-    "Linear",
-    "MaxPool2d",
-    "Module",
-    "ModuleList",
-    "ReLU",
-    "Sequential",
-    "SiLU",
-    "Sigmoid",
-    "Upsample",
-    "buffer",
-    "frozen",
-    "no_grad",
-    "parameter",
-]
 
 no_grad = torch.no_grad
 
@@ -90,14 +65,14 @@ class BatchNorm2d(torch.nn.BatchNorm2d):
     @override
     def forward(self, input: Tensor) -> Tensor:
         if self.training and self.kernels and kernels.fit(input, self.weight):
-            return self.normalized(input)
+            return self.normalize_batch(input)
         output = self._normalized_by_torch(input)
         return F.silu(output) if self.silu else output
 
     def _normalized_by_torch(self, input: Tensor) -> Tensor:
         """Normalise without SiLU, by torch's kernels."""
         if self.training and batchnorm.needs_blocks(input):
-            return self.tracked(*batchnorm.normalize(input, self.weight, self.bias, eps=self.eps))
+            return self.follow_statistics(*batchnorm.normalize(input, self.weight, self.bias, eps=self.eps))
         if self.unbiased_variance or not self.training:
             return super().forward(input)
         # The kernel gets scratch statistics: autograd saves the ones passed to it and forbids changing them afterwards.
@@ -107,14 +82,14 @@ class BatchNorm2d(torch.nn.BatchNorm2d):
         self._follow(mean, var * ((count - 1) / count))
         return output
 
-    def normalized(self, input: Tensor, collective: TorchCollective | None = None) -> Tensor:
+    def normalize_batch(self, input: Tensor, collective: TorchCollective | None = None) -> Tensor:
         """Normalise, and apply SiLU if it is part of the layer, with the statistics of ``input``.
 
         They are those of all ranks with ``collective``. Updates the running statistics.
         """
         weight, bias, eps = self.weight, self.bias, self.eps
         if self.kernels and kernels.fit(input, weight):
-            return self.tracked(
+            return self.follow_statistics(
                 *kernels.normalize(
                     input,
                     weight,
@@ -125,10 +100,10 @@ class BatchNorm2d(torch.nn.BatchNorm2d):
                     merge=batchnorm.merged_over_ranks,
                 )
             )
-        output = self.tracked(*batchnorm.normalize(input, weight, bias, eps=eps, collective=collective))
+        output = self.follow_statistics(*batchnorm.normalize(input, weight, bias, eps=eps, collective=collective))
         return F.silu(output) if self.silu else output
 
-    def tracked(self, output: Tensor, mean: Tensor, var: Tensor, count: Tensor) -> Tensor:
+    def follow_statistics(self, output: Tensor, mean: Tensor, var: Tensor, count: Tensor) -> Tensor:
         """Update the running statistics, and return ``output``."""
         self._follow(mean, var * (count / (count - 1)) if self.unbiased_variance else var)
         return output

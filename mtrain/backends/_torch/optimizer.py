@@ -24,8 +24,6 @@ from mtrain.core.update.order import NO_CLOSURE, NORM_EPSILON, Exchange, UpdateO
 from mtrain.core.update.recipe import assign, ema_shares
 from mtrain.errors import SpecError
 
-__all__ = ["Exchange", "Gradients", "TorchOptimizer", "global_norm"]
-
 
 @dataclass(frozen=True, slots=True)
 class Gradients:
@@ -157,7 +155,7 @@ class TorchOptimizer(UpdateOrder[Gradients]):
         return self._gradients()  # a script may have set others, ``parameter.grad = ...``
 
     @override
-    def gradients_of(self, loss: Tensor, *, retain_graph: bool = False) -> Mapping[str, Tensor]:
+    def _gradients_of(self, loss: Tensor, *, retain_graph: bool) -> Mapping[str, Tensor]:
         former = dict(self.gradients())
         self._averaged_gradients = None
         with torch.no_grad():
@@ -172,20 +170,17 @@ class TorchOptimizer(UpdateOrder[Gradients]):
         return {name: own[name] if name in own else torch.zeros_like(p) for name, p in self._trained.items()}
 
     @override
-    def _norm(self, gradients: Gradients) -> float:
-        return global_norm(gradients.all)
+    def _norm(self, gradients: Gradients) -> Tensor:
+        grads = gradients.all
+        if not grads:
+            return torch.zeros((), dtype=torch.float64, device=self._device)
+        # As ``clip_grad_norm_`` adds up: the norm of the norms of arrays, in their type.
+        return torch.linalg.vector_norm(torch.stack(internals.norms(grads))).double()
 
     @override
     def _multiply(self, gradients: Gradients, factor: float) -> None:
         if tensors := gradients.all:
             internals.scale_(tensors, factor)
-
-    @override
-    def _late_norm(self, gradients: Gradients, scale: float) -> Tensor:
-        grads = gradients.all
-        if not grads:
-            return torch.zeros((), dtype=torch.float64, device=self._device)
-        return norm_of(grads).double() / scale
 
     @override
     def _clip_late(self, gradients: Gradients, norm: Tensor) -> None:
@@ -240,8 +235,8 @@ class TorchOptimizer(UpdateOrder[Gradients]):
                 parameter.grad = None
 
     @override
-    def _seed(self, seed: int) -> None:
-        devices.seed(self._device, seed)
+    def _seed_generators(self, seed: int) -> None:
+        devices.seed_generators(self._device, seed)
 
     @override
     def _copy_buffers(self) -> Callable[[], None]:
@@ -290,16 +285,6 @@ class TorchOptimizer(UpdateOrder[Gradients]):
             return {}
         averages = dict(zip(self._average.names, self._average.shadow, strict=True))
         return averages | {alias: averages[name] for alias, name in self._aliases.items()}
-
-
-def global_norm(grads: Sequence[Tensor]) -> float:
-    """Return the L2 norm over all elements of all gradients, as ``clip_grad_norm_`` does; waits for the device."""
-    return float(norm_of(grads)) if grads else 0.0
-
-
-def norm_of(grads: Sequence[Tensor]) -> Tensor:
-    """Return ``global_norm`` of at least one gradient as a number on the device."""
-    return torch.linalg.vector_norm(torch.stack(internals.norms(list(grads))))
 
 
 def _grad(parameter: Tensor) -> Tensor:

@@ -26,3 +26,10 @@ def backward_context(precision: Precision, device: torch.device) -> Iterator[Non
         return
     with torch.autocast(device.type, enabled=False):
         yield
+
+
+@contextmanager
+def inference_context(precision: Precision, device: torch.device) -> Iterator[None]:
+    """Return the context of a forward pass without gradients."""
+    with torch.no_grad(), forward_context(precision, device):
+        yield

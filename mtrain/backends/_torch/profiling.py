@@ -8,7 +8,7 @@ from torch.profiler import ProfilerActivity, profile
 
 
 @contextmanager
-def recorded(file: Path, *, on_gpu: bool) -> Iterator[None]:
+def record(file: Path, *, on_gpu: bool) -> Iterator[None]:
     """See ``Capabilities.profile``."""
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]
     with profile(activities=activities) as recording:

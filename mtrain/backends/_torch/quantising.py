@@ -24,7 +24,7 @@ class QuantisedConv2d(Quantised, nn.Conv2d):
 
     @override
     def forward(self, input: Tensor) -> Tensor:
-        x, weight = self.rounded(input, self.weight)
+        x, weight = self.round_both(input, self.weight)
         return internals.convolve(self, *(self.arrange(x, weight) if self.arrange else (x, weight)))
 
 
@@ -33,7 +33,7 @@ class QuantisedLinear(Quantised, nn.Linear):
 
     @override
     def forward(self, input: Tensor) -> Tensor:
-        return F.linear(*self.rounded(input, self.weight), self.bias)
+        return F.linear(*self.round_both(input, self.weight), self.bias)
 
 
 KINDS: Mapping[type[nn.Module], type[nn.Module]] = {nn.Conv2d: QuantisedConv2d, nn.Linear: QuantisedLinear}

@@ -50,3 +50,23 @@ def check_equal_start(model: nn.Module, collective: TorchCollective) -> None:
     if collective.size > 1:
         own = ((name, on_host(tensor)) for name, tensor in model.state_dict().items())
         state_checks.check_equal_start(collective, state_checks.fingerprint(own))
+
+
+def inner(model: nn.Module) -> nn.Module:
+    """Return the model that was built, without the module that a backend wrapped around it."""
+    return model.module if isinstance(model, nn.parallel.DistributedDataParallel) else model
+
+
+def parameter_names(model: nn.Module) -> set[str]:
+    """Return the names of parameters in the model's state; a tied weight has several."""
+    return {name for name, _ in model.named_parameters(remove_duplicate=False)}
+
+
+def is_trained(parameter: Tensor) -> bool:
+    """Return whether a parameter takes a gradient."""
+    return parameter.requires_grad
+
+
+def freeze(parameter: Tensor) -> None:
+    """Let a parameter take no gradient."""
+    parameter.requires_grad = False

@@ -26,7 +26,7 @@ class SyncBatchNorm2d(BatchNorm2d):
 
     @override
     def forward(self, input: Tensor) -> Tensor:
-        return self.normalized(input, self.collective) if self.training else super().forward(input)
+        return self.normalize_batch(input, self.collective) if self.training else super().forward(input)
 
 
 class _OverRanks(AnyBatchNorm):
@@ -66,16 +66,16 @@ class _OwnBatchNorm2d(_OverRanks, nn.BatchNorm2d): ...
 class _OwnBatchNorm3d(_OverRanks, nn.BatchNorm3d): ...
 
 
-class _Frozen(AnyBatchNorm):
+class _FrozenBatchNorm(AnyBatchNorm):
     """A BatchNorm with a frozen weight, which uses its running statistics in training mode too."""
 
     @override
-    def train(self, mode: bool = True) -> "_Frozen":
+    def train(self, mode: bool = True) -> "_FrozenBatchNorm":
         super().train(False)  # noqa: FBT003
         return self
 
 
-class FrozenBatchNorm2d(_Frozen, nn.BatchNorm2d):
+class FrozenBatchNorm2d(_FrozenBatchNorm, nn.BatchNorm2d):
     silu: bool = False
     """Whether SiLU is part of the layer, as in the neutral BatchNorm2d that it was."""
 
@@ -85,10 +85,10 @@ class FrozenBatchNorm2d(_Frozen, nn.BatchNorm2d):
         return F.silu(output) if self.silu else output
 
 
-class _FrozenBatchNorm1d(_Frozen, nn.BatchNorm1d): ...
+class _FrozenBatchNorm1d(_FrozenBatchNorm, nn.BatchNorm1d): ...
 
 
-class _FrozenBatchNorm3d(_Frozen, nn.BatchNorm3d): ...
+class _FrozenBatchNorm3d(_FrozenBatchNorm, nn.BatchNorm3d): ...
 
 
 OVER_RANKS: Mapping[type[nn.Module], type[_OverRanks]] = {
@@ -96,7 +96,7 @@ OVER_RANKS: Mapping[type[nn.Module], type[_OverRanks]] = {
     nn.BatchNorm2d: _OwnBatchNorm2d,
     nn.BatchNorm3d: _OwnBatchNorm3d,
 }
-FROZEN: Mapping[type[nn.Module], type[_Frozen]] = {
+FROZEN: Mapping[type[nn.Module], type[_FrozenBatchNorm]] = {
     nn.BatchNorm1d: _FrozenBatchNorm1d,
     nn.BatchNorm2d: FrozenBatchNorm2d,
     nn.BatchNorm3d: _FrozenBatchNorm3d,
@@ -184,7 +184,7 @@ def _trainable(model: nn.Module) -> list[nn.Module]:
     """
     chosen: list[nn.Module] = []
     for name, module in model.named_modules():
-        if not isinstance(module, AnyBatchNorm) or isinstance(module, _Frozen | nn.SyncBatchNorm):
+        if not isinstance(module, AnyBatchNorm) or isinstance(module, _FrozenBatchNorm | nn.SyncBatchNorm):
             continue
         if type(module) not in OVER_RANKS and not isinstance(module, BatchNorm2d):
             raise SpecError(

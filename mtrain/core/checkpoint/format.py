@@ -117,6 +117,7 @@ def write(folder: Path, saved: Saved | Content) -> None:
     }
     files[STATE] = _write_file(folder / STATE, _json(as_json(body)))
     score = as_json(saved.meta.get("score"))
+    # Written last: whoever finds a manifest finds all files complete.
     manifest = {
         "format": FORMAT,
         "update": saved.progress.update,
@@ -166,6 +167,7 @@ def publish(built: Path, final: Path) -> None:
     """Rename the complete directory ``built`` to ``final``, and remove a former directory of that name."""
     former = None
     if final.exists():
+        # Renamed and not deleted: killed between the two renames, a writer leaves one of them whole.
         former = built.with_name(built.name + ".former")
         final.rename(former)
     built.rename(final)
@@ -229,6 +231,7 @@ class _Writer:
 
 def _write_all(file: IO[bytes], view: memoryview) -> None:
     while len(view):
+        # Without a buffer a write may end early, as at the end of a disk's quota.
         view = view[file.write(view) :]
 
 

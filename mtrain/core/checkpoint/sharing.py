@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -95,18 +95,13 @@ def _head(saved: Saved) -> dict[str, Any]:
         "arrays": [
             (part, name, array.dtype.str, list(array.shape))
             for part in ARRAYS
-            for name, array in _arrays(saved, part).items()
+            for name, array in getattr(saved.state, part).items()
         ],
         "counters": saved.state.counters,
         "progress": asdict(saved.progress),
         "spec": saved.spec,
         "meta": saved.meta,
     }
-
-
-def _arrays(saved: Saved, part: str) -> Mapping[str, Array]:
-    arrays: Mapping[str, Array] = getattr(saved.state, part)
-    return arrays
 
 
 def _parts(size: int) -> Iterator[tuple[int, int]]:

@@ -10,16 +10,19 @@ import os
 import re
 import shutil
 import socket
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from contextvars import ContextVar
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from mtrain.core.checkpoint import format as files
 from mtrain.core.checkpoint.background import Background
 from mtrain.core.checkpoint.format import Content, Saved, load, progress_of, verify
 from mtrain.core.interfaces import Progress, State, StateStream
+from mtrain.core.overriding import override
 from mtrain.core.state.streams import WholeStream
 from mtrain.errors import TrainingError
 from mtrain.spec import outputs
@@ -55,14 +58,18 @@ def update_named(path: Path) -> int:
     return int(digits) if path.name.startswith(PREFIX) and digits.isdecimal() else -1
 
 
-class CheckpointStore(Protocol):
+class CheckpointStore(ABC):
     """The interface through which the training loop saves and finds checkpoints, on every rank."""
+
+    def __init__(self, *, asynchronous: bool) -> None:
+        self._background = Background(asynchronous=asynchronous)
 
     @property
     def waited_s(self) -> float:
         """Total time in seconds that the loop has waited for earlier saves to end."""
-        ...
+        return self._background.waited_s
 
+    @abstractmethod
     def save(
         self,
         state: State | StateStream,
@@ -77,74 +84,41 @@ class CheckpointStore(Protocol):
         Raises:
             TrainingError: this or an earlier save failed (disk full); earlier checkpoints are intact.
         """
-        ...
 
     def keep_next(self, names: Sequence[str]) -> None:
         """Keep the checkpoint that is saved next under these names, too. They are not deleted, and replace former ones."""
-        ...
+        return
 
     def check(self) -> None:
         """Raise the error of a save that has failed in the meantime. It returns immediately and waits for nothing."""
-        ...
-
-    def wait(self) -> None:
-        """Wait until nothing is being written. Raises the error of a save that has failed."""
-        ...
-
-    def newest(self) -> Path | None:
-        """Return the most recently written checkpoint that is intact. Damaged ones are skipped with a warning."""
-        ...
-
-    def best(self) -> Path | None:
-        """Return the intact checkpoint with the highest score; of equal scores, the one with the earliest update."""
-        ...
-
-
-class NoCheckpoints:
-    """A ``CheckpointStore`` for the ranks that do not write: they send rank 0 their parts of the arrays."""
-
-    def __init__(self, *, asynchronous: bool = False) -> None:
-        self._background = Background(asynchronous=asynchronous)
-
-    @property
-    def waited_s(self) -> float:
-        """See ``CheckpointStore.waited_s``."""
-        return self._background.waited_s
-
-    def save(
-        self,
-        state: State | StateStream,
-        progress: Progress,
-        *,
-        score: float | None,
-        spec: Mapping[str, Any],
-        extra: Mapping[str, Any],
-    ) -> None:
-        """Send this rank's parts, of a state that is split."""
-        if not isinstance(state, State):
-            self._background.start(lambda: _send(state), name="checkpoint-sender")
-
-    def keep_next(self, names: Sequence[str]) -> None:
-        """Do nothing: rank 0 writes for all."""
-
-    def check(self) -> None:
-        """See ``CheckpointStore.check``."""
         self._background.check()
 
     def wait(self) -> None:
-        """See ``CheckpointStore.wait``."""
+        """Wait until nothing is being written. Raises the error of a save that has failed."""
         self._background.wait()
 
     def newest(self) -> Path | None:
-        """Return None: only rank 0 looks for checkpoints."""
+        """Return the most recently written checkpoint that is intact. Damaged ones are skipped with a warning."""
         return None
 
     def best(self) -> Path | None:
-        """Return None: only rank 0 looks for checkpoints."""
+        """Return the intact checkpoint with the highest score; of equal scores, the one with the earliest update."""
         return None
 
 
-class Checkpoints:
+class NoCheckpoints(CheckpointStore):
+    """The store of ranks that do not write: they send rank 0 their parts of the arrays, and find nothing."""
+
+    def __init__(self, *, asynchronous: bool = False) -> None:
+        super().__init__(asynchronous=asynchronous)
+
+    @override
+    def save(self, state: State | StateStream, progress: Progress, **_: Any) -> None:
+        if not isinstance(state, State):
+            self._background.start(lambda: _send(state), name="checkpoint-sender")
+
+
+class Checkpoints(CheckpointStore):
     """A folder of checkpoints with one writer.
 
     The ``keep_last`` newest and the ``keep_best`` best checkpoints are kept. At most one save runs at a time; another
@@ -163,7 +137,7 @@ class Checkpoints:
         self.folder = Path(folder)
         self._keep_last = keep_last
         self._keep_best = keep_best
-        self._background = Background(asynchronous=asynchronous)
+        super().__init__(asynchronous=asynchronous)
         self._on_written = on_written
         self._made_room = False
         self._names: Sequence[str] = ()
@@ -171,11 +145,7 @@ class Checkpoints:
         _clean(self.folder)
         self._serial = max((_serial(path) for path in list_all(self.folder)), default=0)
 
-    @property
-    def waited_s(self) -> float:
-        """See ``CheckpointStore.waited_s``."""
-        return self._background.waited_s
-
+    @override
     def save(
         self,
         state: State | StateStream,
@@ -185,34 +155,26 @@ class Checkpoints:
         spec: Mapping[str, Any],
         extra: Mapping[str, Any],
     ) -> None:
-        """See ``CheckpointStore.save``. The content of ``progress`` is copied at once."""
         self.wait()
         self._serial += 1
+        # Ordered by numbers and not by clocks: times of hosts that wrote parts of one run may disagree.
         meta = {"score": score, "serial": self._serial, "extra": dict(extra)}
-        copied = Progress(**{name: getattr(progress, name) for name in Progress.__dataclass_fields__})
+        copied = replace(progress)  # the loop goes on while another thread writes
         stream = WholeStream(state) if isinstance(state, State) else state
         content = Content(stream, copied, spec=dict(spec), meta=meta)
         names, self._names = self._names, ()
         self._background.start(lambda: self._write(content, names), name="checkpoint-writer")
 
+    @override
     def keep_next(self, names: Sequence[str]) -> None:
-        """See ``CheckpointStore.keep_next``."""
         self._names = names
 
-    def wait(self) -> None:
-        """See ``CheckpointStore.wait``."""
-        self._background.wait()
-
-    def check(self) -> None:
-        """See ``CheckpointStore.check``."""
-        self._background.check()
-
+    @override
     def newest(self) -> Path | None:
-        """See ``CheckpointStore.newest``."""
         return newest(self.folder)
 
+    @override
     def best(self) -> Path | None:
-        """See ``CheckpointStore.best``."""
         return best(self.folder)
 
     def _write(self, content: Content, names: Sequence[str]) -> None:
@@ -228,6 +190,7 @@ class Checkpoints:
             self._retain(self.folder / name)
             self._on_written(self.folder / name)
         except Exception as error:
+            # Other ranks send their parts of the arrays, and would wait for ever for somebody who takes them.
             content.read_to_its_end()
             shutil.rmtree(temporary, ignore_errors=True)
             if not isinstance(error, OSError):
@@ -285,6 +248,7 @@ def _link(checkpoint: Path, final: Path) -> None:
         shutil.copytree(checkpoint, temporary, copy_function=os.link)
     except (OSError, shutil.Error):
         shutil.rmtree(temporary, ignore_errors=True)
+        # The disk knows no hard links.
         shutil.copytree(checkpoint, temporary)
     files.publish(temporary, final)
 
@@ -455,6 +419,7 @@ def _find_abandoned(folder: Path) -> Iterator[Path]:
     for path in folder.glob(f"{TEMPORARY}*"):
         _, _, rest = path.name.partition("@")
         host, _, process = rest.partition("@")
+        # A folder with the number of this process was left by an earlier one: numbers come again.
         number = process.split(".")[0]
         if host == socket.gethostname() and (
             not number.isdigit() or int(number) == os.getpid() or not _alive(int(number))

@@ -10,7 +10,6 @@ class Collective(Protocol):
     """Communication among the ranks of one job. Every rank must make the same calls in the same order."""
 
     rank: int
-    local_rank: int
     size: int
 
     @abstractmethod

@@ -46,41 +46,30 @@ class Optimizer(Protocol):
         """
         ...
 
-    def step(self, rates: Rates) -> float:
+    def step(self, rates: Rates, evaluate: Callable[[], float] | None = None) -> float:
         """Do one update: average over ranks, clip, apply, zero, EMA. Return the gradient norm before clipping.
 
         If the norm is not finite, weights, moments and EMA stay as they are, and that norm is returned.
+
+        Args:
+            rates: learning rates and momentum of the update.
+            evaluate: only a user's script gives it, for an optimizer that computes loss and gradient as often as it likes. It
+                computes them with the weights of now, and returns the mean loss over the ranks, by which all decide alike.
+                Gradients are averaged and clipped each time; the first norm counts, and is returned.
+
+        Raises:
+            SpecError: ``evaluate`` is given, but the update rule computes the gradient once.
         """
         ...
 
-    def gradients(self) -> Mapping[str, Tensor]:
+    def gradients(self, loss: Tensor | None = None, *, retain_graph: bool = False) -> Mapping[str, Tensor]:
         """Return the gradients of the update in hands by name, as means over the ranks; every rank must call.
 
-        Only a user's script calls it, after the last ``backward`` of the update. What it changes in them, ``step`` applies.
+        Only a user's script calls it, after the last ``backward`` of the update. What it changes in them, ``step`` applies. With a
+        ``loss``, its gradients are added as ``backward`` does, and a copy of them alone is returned.
 
         Raises:
             SpecError: The backend has no whole gradients.
-        """
-        ...
-
-    def gradients_of(self, loss: Tensor, *, retain_graph: bool = False) -> Mapping[str, Tensor]:
-        """Add the gradients of ``loss`` as ``backward`` does, and return a copy of them alone, as means over the ranks.
-
-        Only a user's script calls it, in the last micro batch of an update; every rank must call.
-
-        Raises:
-            SpecError: The backend has no whole gradients.
-        """
-        ...
-
-    def step_by(self, rates: Rates, evaluate: Callable[[], float]) -> float:
-        """Change the weights by an optimizer that computes loss and gradient as often as it likes; return the first norm.
-
-        ``evaluate`` computes them with the weights of now, and returns the mean loss over the ranks, by which all decide alike.
-        Gradients are averaged and clipped each time. An update whose first gradient is not finite changes nothing.
-
-        Raises:
-            SpecError: the update rule computes them once.
         """
         ...
 

@@ -27,7 +27,7 @@ class ProgramInput:
     batched: bool = True
     """Whether its first axis is that of samples, which ``shape`` leaves out; else ``example`` has the whole shape."""
 
-    def asked(self, *, channels_first: bool, floats: bool) -> "ProgramInput":
+    def in_form(self, *, channels_first: bool, floats: bool) -> "ProgramInput":
         """Return this input of uint8 HWC images in another form: channels first, pixels as float32 from 0 to 1."""
         if self.layout != "HWC":
             return self

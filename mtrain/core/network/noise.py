@@ -87,6 +87,7 @@ def sample_keys(seed: int, update: int, places: npt.NDArray[np.int64]) -> npt.ND
         update: Number of the update in the job, from 0; updates that were skipped count.
         places: Places of the samples in the global batch, int64 (B,).
     """
+    # Seeds may be of any size; frameworks compute with one word of 32 bits.
     job = int(np.random.SeedSequence([seed, update]).generate_state(1, np.uint32)[0])
     return mix(mix(places) ^ np.uint32(job)).view(np.int32)
 

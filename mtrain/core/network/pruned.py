@@ -38,9 +38,10 @@ def build(plugin: Model, task: Task, collective: Collective, sizes: Sizes | None
         return plugin.build(task, collective)
     names = _names_in_order(plugin, task, collective)
     _check(sizes, names, fused=plugin.fused({}) is not None)
+    # Layers are made in the order in which their names were learned: a model builds the same way twice.
     order = iter(names)
 
-    def sized(kind: str, make: Make, *args: Any, **kwargs: Any) -> Any:
+    def make_resized(kind: str, make: Make, *args: Any, **kwargs: Any) -> Any:
         given = sizes.get(next(order))
         if given is None:
             return make(*args, **kwargs)
@@ -51,7 +52,7 @@ def build(plugin: Model, task: Task, collective: Collective, sizes: Sizes | None
             )
         return make(*_resize(kind, given, args, kwargs), **kwargs)
 
-    with constructors(sized):
+    with constructors(make_resized):
         return plugin.build(task, collective)
 
 
@@ -87,11 +88,12 @@ def _names_in_order(plugin: Model, task: Task, collective: Collective) -> list[s
     """Return the name of each layer with sizes, in the order in which the model's code makes them."""
     made: list[Any] = []
 
-    def noted(kind: str, make: Make, *args: Any, **kwargs: Any) -> Any:
+    def note_layer(kind: str, make: Make, *args: Any, **kwargs: Any) -> Any:
         made.append(make(*args, **kwargs))
         return made[-1]
 
-    with constructors(noted):
+    # Built once as its code says, because only the finished network tells which name a layer has.
+    with constructors(note_layer):
         network = plugin.build(task, collective)
     names = name_layers(network)
     return [names.get(id(layer), "") for layer in made]
@@ -121,6 +123,7 @@ def _resize(kind: str, sizes: Sequence[int], args: tuple[Any, ...], kwargs: dict
         _put(changed, kwargs, i, name, size)
     if place is not None:
         groups = kwargs.get("groups", args[place] if len(args) > place else 1)
+        # A depthwise convolution has a group for each input, so its groups follow the inputs.
         if groups > 1 and groups == former_inputs:
             _put(changed, kwargs, place, "groups", sizes[0])
     return changed

@@ -54,8 +54,9 @@ class Quantised:
     """[-smallest, largest] input of each forward pass of this update."""
     training: bool
 
-    def rounded(self, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    def round_both(self, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
         """Return input and weight as the layer computes with them."""
+        # Before rounding: a range is that of what the layer receives.
         if self.observing and self.training:
             self._look(ops.detach(x))
         if not self.rounding:
@@ -66,6 +67,7 @@ class Quantised:
         return rounded_x, rounded_weight(weight)
 
     def _look(self, x: Tensor) -> None:
+        # The smallest is negated, so that one maximum over passes and ranks serves both bounds.
         bounds = ops.stack((-ops.min(x), ops.max(x)))
         # A list, because Paddle takes a tensor that is assigned to a layer for a part of its state.
         self.seen.append(ops.astype(bounds, ops.dtype(self.input_range)))
@@ -75,6 +77,7 @@ def rounded_weight(weight: Tensor) -> Tensor:
     """Round a weight (out, ...) per output channel to 255 values around 0."""
     values = ops.detach(weight)
     largest = ops.max(ops.abs(values), axis=tuple(range(1, len(ops.shape(values)))), keepdims=True)
+    # A channel of zeros has no scale of its own, and stays zeros with any.
     scale = ops.where(largest > 0, largest, 1.0) / WEIGHT_LIMIT
     return ops.fake_quantise(weight, scale, ops.zeros((), like=scale), low=-WEIGHT_LIMIT, high=WEIGHT_LIMIT)
 
@@ -116,6 +119,7 @@ def fit_ranges(saved: State, names: Iterable[str]) -> State:
     if not saved.weights or ranges == {name for name in saved.weights if is_range(name)}:
         return saved
     kept = {name: name for name in saved.weights if name in ranges or not is_range(name)}
+    # A checkpoint of a job that rounded other layers, or none, lacks these ranges: they are learned anew.
     unset = {name: np.zeros(2, np.float32) for name in ranges - saved.weights.keys()}
     weights = Selected(saved.weights, kept, unset)
     return State(weights=weights, ema=saved.ema, moments=saved.moments, counters=saved.counters)
@@ -132,7 +136,7 @@ class Ranges:
     fill: Callable[[Mapping[str, Tensor], Mapping[str, Array]], None]
     """Copies arrays into tensors of the framework, by name."""
 
-    def restored(self, updates: int) -> None:
+    def follow_restored(self, updates: int) -> None:
         """Follow ranges that were loaded into the model after ``updates`` updates."""
         values = ops.to_numpy(ops.stack([layer.input_range for layer in self.layers.values()]))
         for layer, (smallest, largest) in zip(self.layers.values(), values, strict=True):
@@ -163,6 +167,7 @@ class Ranges:
         seen = self.collective.all_reduce(both[: len(parts)].copy(), "max")
         moved = {}
         for name, new, old in zip(buffers, seen, both[len(parts) :], strict=True):
+            # Still infinite: no pass of any rank has reached this layer in the update.
             if np.isfinite(new).all():
                 moved[name] = moved_range(old, new)
         self.fill({name: buffers[name] for name in moved}, moved)
@@ -173,6 +178,7 @@ class Ranges:
 def moved_range(old: Array, seen: Array) -> Array:
     """Return the range [smallest, largest] after an update that saw ``seen``, [-smallest, largest]; 0 is inside."""
     new = np.array([-max(seen[0], 0), max(seen[1], 0)], dtype=old.dtype)
+    # An unset range takes the first one whole: averaged with zeros it would cut values off for long.
     if not old.any():
         return new
     share = old.dtype.type(SHARE)

@@ -124,12 +124,13 @@ class Pass:
     def _first(self) -> Iterator[None]:
         self._ran = True
         with nn.no_grad():
+            # Copies, because the pass moves running statistics in place.
             self._buffers = [getattr(module, name).clone() for module, name in self.block.buffers]
         layers = self._layers_over_ranks()
         self._gathered = [[] for _ in layers]
         with ExitStack() as restored:
             for layer, results in zip(layers, self._gathered, strict=True):
-                _replace(restored, layer, COLLECTIVE, value=Recorded(layer.collective, results))
+                _replace(restored, layer, COLLECTIVE, value=RecordingCollective(layer.collective, results))
             yield
 
     @contextmanager
@@ -140,8 +141,9 @@ class Pass:
                 with nn.no_grad():
                     _replace(restored, module, name, value=before.clone())
             for layer, results in zip(self._layers_over_ranks(), self._gathered, strict=True):
-                _replace(restored, layer, COLLECTIVE, value=Repeated(layer.collective, results))
+                _replace(restored, layer, COLLECTIVE, value=RepeatingCollective(layer.collective, results))
             for module in self.block.modules:
+                # The first pass has observed the input; a second look would count it twice.
                 if isinstance(module, Quantised):
                     _replace(restored, module, "observing", value=False)
             yield
@@ -156,7 +158,7 @@ def _replace(restored: ExitStack, owner: Any, name: str, *, value: Any) -> None:
     setattr(owner, name, value)
 
 
-class Recorded:
+class RecordingCollective:
     """A collective that keeps what is gathered through it."""
 
     def __init__(self, collective: Any, results: list[Tensor]) -> None:
@@ -173,11 +175,12 @@ class Recorded:
         return gathered
 
 
-class Repeated:
+class RepeatingCollective:
     """A collective that answers with what was gathered before, in the same order, and asks no other rank."""
 
     def __init__(self, collective: Any, results: Sequence[Tensor]) -> None:
         self._collective = collective
+        # Ranks may recompute their blocks in different orders, so none can be asked again.
         self._results = iter(results)
 
     def __getattr__(self, name: str) -> Any:

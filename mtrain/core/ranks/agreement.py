@@ -20,7 +20,7 @@ from mtrain.errors import TrainingError
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Place:
+class RankPlace:
     """The place of a rank in its training. All ranks must be at the same one, which a user's script can prevent."""
 
     update: int
@@ -83,16 +83,16 @@ NO_WAITS = (0.0, 0.0)
 class Waits(Protocol):
     """How long ranks have waited for one another: two numbers that ride along with each update."""
 
-    def sent(self, update: int) -> tuple[float, float]:
+    def own_numbers(self, update: int) -> tuple[float, float]:
         """Return the numbers of this rank that are sent after ``update``."""
         ...
 
-    def received(self, update: int, means: tuple[float, float]) -> None:
-        """Take the means over ranks of what ``sent`` has returned for ``update``."""
+    def take_means(self, update: int, means: tuple[float, float]) -> None:
+        """Take the means over ranks of what ``own_numbers`` has returned for ``update``."""
         ...
 
 
-def head(requests: Requests, place: Place, waits: tuple[float, float] = NO_WAITS) -> list[float]:
+def head(requests: Requests, place: RankPlace, waits: tuple[float, float] = NO_WAITS) -> list[float]:
     """Return the first ``HEAD`` numbers that a rank sends."""
     high = float(1 << FLAG_BITS)
     flags = (requests.stop + requests.save * high, requests.save_due + requests.epoch_ends * high)
@@ -114,7 +114,7 @@ def read_head(means: Array, *, size: int) -> Requests | None:
 class RanksDisagree(TrainingError):
     """The ranks are at different places after an update; raised on every rank."""
 
-    def __init__(self, places: Sequence[Place]) -> None:
+    def __init__(self, places: Sequence[RankPlace]) -> None:
         """``places``: those of the ranks, by rank."""
         super().__init__(f"the ranks are at different places after an update: {', '.join(map(str, places))}")
         self.places = places
@@ -133,11 +133,11 @@ class Agreement:
         self._waits = waits
         self._names: tuple[str, ...] | None = None
 
-    def head(self, requests: Requests, place: Place) -> list[float]:
+    def head(self, requests: Requests, place: RankPlace) -> list[float]:
         """Return the first ``HEAD`` numbers that this rank sends; call it once for each update."""
-        return head(requests, place, NO_WAITS if self._waits is None else self._waits.sent(place.update))
+        return head(requests, place, NO_WAITS if self._waits is None else self._waits.own_numbers(place.update))
 
-    def agree(self, requests: Requests, place: Place, metrics: Sequence[float]) -> tuple[Requests, list[float]]:
+    def agree(self, requests: Requests, place: RankPlace, metrics: Sequence[float]) -> tuple[Requests, list[float]]:
         """Exchange requests, place and metrics.
 
         Args:
@@ -156,14 +156,14 @@ class Agreement:
         tail = metrics if is_known else [0.0] * length
         first = self.head(requests, place)
         means = self._collective.all_reduce(np.array([*first, *tail]), "mean")
-        agreed = self.checked(means, place)
+        agreed = self.read_requests(means, place)
         if metrics and not is_known:
             self._names = place.names
             # The whole vector again: a job that begins again here must record the bits of one that does not.
             means = self._collective.all_reduce(np.array([*first, *metrics]), "mean")
         return agreed, means[HEAD:].tolist()
 
-    def checked(self, means: Array, place: Place) -> Requests:
+    def read_requests(self, means: Array, place: RankPlace) -> Requests:
         """Return the requests in the means of all ranks' vectors, and pass the waits on; call it once for each update.
 
         Raises:
@@ -173,5 +173,5 @@ class Agreement:
         if agreed is None:
             raise RanksDisagree(self._collective.all_gather(place))
         if self._waits is not None:
-            self._waits.received(place.update, (float(means[2]), float(means[3])))
+            self._waits.take_means(place.update, (float(means[2]), float(means[3])))
         return agreed

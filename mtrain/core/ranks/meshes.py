@@ -27,6 +27,7 @@ def mesh_of(spec: Spec, *, size: int) -> Mesh | None:
             f"parallel.{key}: given with parallel.tensor 1, where no layer is shared; give parallel.tensor=2, or leave it out"
         )
     others = parallel.replicate * parallel.tensor * parallel.pipeline
+    # What the other lengths leave, so that one spec fits any number of ranks that they divide.
     shard = parallel.shard if parallel.shard is not None else size // others
     if others * shard != size:
         raise SpecError(_does_not_fit(spec, size=size))

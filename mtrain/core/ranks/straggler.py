@@ -110,7 +110,7 @@ class Stragglers:
         """Leave out what is between the records before and after this call: an evaluation, a checkpoint."""
         self._before = None
 
-    def updated(self, record: Mapping[str, Any]) -> Look | None:
+    def take(self, record: Mapping[str, Any]) -> Look | None:
         """Take the record of an update; return what was found since the one before, if the ranks have looked."""
         if "communication_s" not in record:
             return None
@@ -135,6 +135,7 @@ class Stragglers:
             updates=updates,
             seconds=self._elapsed_s,
             share=min(max(self._waited_s / max(self._elapsed_s, 1e-9), 0.0), 1.0),
+            # A connection that was closed takes its count along, so the difference may fall below 0.
             sent_bytes=None if sent is None or before is None else max(0, sent - before) / updates,
             shares=[],
         )
@@ -142,17 +143,18 @@ class Stragglers:
         self._elapsed_s = self._waited_s = 0.0
         return stretch
 
-    def sent(self, update: int) -> tuple[float, float]:
+    def own_numbers(self, update: int) -> tuple[float, float]:
         """Return this rank's seconds of the stretch that is judged, and its share where it is its turn, for the vector of ``update``."""
         stretch = self._stretch
         if stretch is None or update < stretch.first:
             return NO_WAITS
+        # Ranks have their turns in groups; within one, each writes a digit of its own of the number that is summed.
         place = self._rank - GROUP * (update - stretch.first)
         step = round(stretch.share * ((1 << SHARE_BITS) - 1))
         return stretch.seconds, float(step << SHARE_BITS * place) if 0 <= place < GROUP else 0.0
 
-    def received(self, update: int, means: tuple[float, float]) -> None:
-        """Take the means over ranks of what ``sent`` has returned for ``update``; judge once all ranks are known."""
+    def take_means(self, update: int, means: tuple[float, float]) -> None:
+        """Take the means over ranks of what ``own_numbers`` has returned for ``update``; judge once all ranks are known."""
         stretch = self._stretch
         if stretch is None or update < stretch.first:
             return
@@ -162,13 +164,16 @@ class Stragglers:
             self._look, self._stretch = self._judge(stretch, stretch.shares[: self._size], means[0]), None
 
     def _judge(self, stretch: _Stretch, shares: Sequence[float], elapsed_s: float) -> Look:
+        # A stretch that is too short judges nobody: what was suspected before stays so.
         found = slowest(shares) if elapsed_s >= CONFIRM_S else self._suspects
         sentence = ""
+        # Two looks in a row must agree before a rank is named: one may show a hiccup.
         if found == self._suspects and found != self.slow:
             sentence = self._sentence(found, shares)
             self.slow = found
         seconds = elapsed_s / stretch.updates
         self._suspects = found
+        # A look that finds something new is repeated soon, to confirm or to drop it.
         pause_s = EVERY_S if found == self.slow else CONFIRM_S
         self._wait_updates = int(min(max(pause_s / max(seconds, 1e-9) + 1, LEAST_UPDATES), MOST_UPDATES))
         return Look(shares=shares, seconds=seconds, sent_bytes=stretch.sent_bytes, slow=self.slow, sentence=sentence)

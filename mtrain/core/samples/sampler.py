@@ -87,6 +87,7 @@ class Drawn(Shuffled):
             points = generator.random(self.length) * self._cumulative[-1]
             # A product may round up to the sum itself, which belongs to the last sample with a weight.
             last = int(np.searchsorted(self._cumulative, self._cumulative[-1]))
+            # Zeros in the weights leave flat steps in the sums, which ``side="right"`` passes over.
             drawn = np.minimum(np.searchsorted(self._cumulative, points, side="right"), last)
             order = (drawn + repetitions(drawn) * self.length).astype(np.int64)
             order.setflags(write=False)
@@ -155,6 +156,7 @@ class Shares:
     def shard(self, number: int) -> int:
         """Return the shard of the update (0 to ``rounds * shards - 1``) that pass ``number`` of this rank computes."""
         round_, place = self._place(number)
+        # An empty pass computes samples of another shard, with weight 0, because all ranks make as many passes.
         return round_ * self.shards + place % self.shards
 
     def weight(self, number: int) -> float:
@@ -176,7 +178,7 @@ class Shares:
         round_, turn = divmod(number, -(-self.shards // self.size))
         return round_, turn * self.size + self.rank
 
-    def divided(self, indices: Indices) -> list[Indices]:
+    def divide(self, indices: Indices) -> list[Indices]:
         """Return the indices of a global batch that each pass of this rank computes, in order.
 
         Raises:
@@ -189,7 +191,7 @@ class Shares:
         """Return what each pass of this rank computes of a global batch of any length, in order.
 
         The first shards have one sample more where it does not divide evenly. A shard without a sample gets those of the first
-        one, for which ``fill`` is 0. What ``divided`` returns is equal where that divides.
+        one, for which ``fill`` is 0. What ``divide`` returns is equal where that divides.
         """
         whole = np.array_split(indices, self.shards * self.rounds)
         shards = (whole[self.shard(number)] for number in range(self.passes))
@@ -232,4 +234,5 @@ class Padded:
         """Yield the micro batches of ``rank``: ``batches_per_rank`` arrays of ``micro_batch`` indices (int64)."""
         for step in range(self.batches_per_rank):
             first = (step * self.size + rank) * self.micro_batch
+            # Past the end the first samples come again; the evaluator counts each once.
             yield np.arange(first, first + self.micro_batch, dtype=np.int64) % self.length

@@ -1,7 +1,6 @@
 """States that are handed over array by array: make them from sessions and from whole states, join and read them."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -51,14 +50,6 @@ def _outlines(arrays: Mapping[str, Array]) -> dict[str, Outline]:
     return {name: Outline(tuple(array.shape), array.dtype) for name, array in arrays.items()}
 
 
-@dataclass(frozen=True, slots=True)
-class _Origin:
-    """Where an array of a joined stream comes from."""
-
-    stream: StateStream
-    name: str
-
-
 class JoinedStream:
     """The streams of several models as one, under the names that ``named_models.join_states`` gives their arrays."""
 
@@ -77,7 +68,7 @@ class JoinedStream:
             for part in PARTS
         }
         self._origins = {
-            (part, rename_entry(part, model, name)): _Origin(stream, name)
+            (part, rename_entry(part, model, name)): (stream, name)
             for model, stream in streams.items()
             for part in PARTS
             for name in stream.outlines[part]
@@ -86,5 +77,6 @@ class JoinedStream:
     def arrays(self, part: Part, names: Sequence[str]) -> Iterator[Array | None]:
         """See ``StateStream.arrays``."""
         for name in names:
-            origin = self._origins[part, name]
-            yield from origin.stream.arrays(part, [origin.name])
+            # One by one: neighbours may be arrays of different models.
+            stream, own = self._origins[part, name]
+            yield from stream.arrays(part, [own])

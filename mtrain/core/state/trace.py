@@ -105,7 +105,7 @@ class Tracer:
         ``decided``: receives a tensor (B, ...) of each micro batch, see ``models.common.imitation.Imitator``; None: nothing is.
         """
         self._decided = decided
-        return _Watched(loader, self._batch_digests)
+        return _WatchedLoader(loader, self._batch_digests)
 
     def saw(self, batch: HostBatch) -> None:
         """Record the digest of this rank's next micro batch, for a loop without a ``Loader``."""
@@ -122,6 +122,7 @@ class Tracer:
         """
         state_parts = parts(self._state(), self._groups)
         digests = {name: digest_of(arrays) for name, arrays in state_parts.items()}
+        # Buffers such as running statistics differ between ranks, each of which has seen other samples.
         trained = [value for name, value in digests.items() if name.startswith("weights/")]
         return {
             "digests": digests,
@@ -134,6 +135,7 @@ class Tracer:
 
         Where predictions have decided with which objects they are compared, ``decided`` has a digest of that for each sample.
         """
+        # Taken from the front: a loader that reads ahead has appended those of later updates.
         order = self._in_turn([self._batch_digests.popleft() for _ in range(self._accumulate)])
         found = {"samples": hashlib.sha256("".join(order).encode()).hexdigest()[:DIGITS], **self.look()}
         if self._decided:
@@ -150,7 +152,7 @@ class Tracer:
         return [of_ranks[rank][turn] for turn in range(self._accumulate) for rank in range(len(of_ranks))]
 
 
-class _Watched:
+class _WatchedLoader:
     """A loader that appends the digest of each of its micro batches to a queue, also of prefetched ones."""
 
     def __init__(self, inside: Loader, batch_digests: deque[str]) -> None:
@@ -188,6 +190,7 @@ class Shares:
                 self._shares.append(min(1.0, (total - self._former_total) / record["update_seconds"]))
             self._seen += 1
             if len(self._shares) > MOST_SHARES:
+                # Every other one is dropped, and as many are taken from now on, so that memory stays bounded.
                 self._shares, self._stride = self._shares[::2], self._stride * 2
         self._former_total = total
 

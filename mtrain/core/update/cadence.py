@@ -18,6 +18,7 @@ class Cadence:
     def due(self, after: Progress) -> bool:
         """Return whether it is time, by updates or epochs, at the progress ``after`` an update."""
         by_updates = self.every_updates is not None and after.update % self.every_updates == 0
+        # Position 0 is also where a job begins, before any epoch has ended.
         epoch_ended = after.position == 0 and after.epoch > 0
         return by_updates or (self.every_epochs is not None and epoch_ended and after.epoch % self.every_epochs == 0)
 
@@ -98,8 +99,10 @@ def count_score(progress: Progress, score: float) -> Progress:
     The score belongs to the epoch that has just been completed, or to the current one in mid-epoch. A second evaluation
     after the same update does not count as one more without gain.
     """
+    # At position 0 the progress is in the next epoch already; the score belongs to the one that has ended.
     epoch = progress.epoch - (progress.position == 0 and progress.epoch > 0)
     gain = score > progress.best
+    # The evaluation at the end of a job may follow one of the same update.
     again = progress.scored_update == progress.update
     return replace(
         progress,
@@ -116,6 +119,7 @@ def check_continues(progress: Progress, *, updates_per_epoch: int, global_batch:
     Raises:
         CheckpointError: the global batch or the length of the training split has changed.
     """
+    # The number of updates tells where a job of these settings would be; any other place is one of other settings.
     expected = Progress(
         update=progress.update,
         epoch=progress.update // updates_per_epoch,

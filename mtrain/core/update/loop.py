@@ -14,7 +14,7 @@ from typing import Any
 
 from mtrain.core.interfaces import Batch, Progress, RankSession, Rates, Why
 from mtrain.core.network.noise import shard_seed
-from mtrain.core.ranks.agreement import HEAD, NO_REQUESTS, Agreement, Place, Requests, Waits
+from mtrain.core.ranks.agreement import HEAD, NO_REQUESTS, Agreement, RankPlace, Requests, Waits
 from mtrain.core.samples.feed import Feed, closable
 from mtrain.core.samples.sampler import Shares
 from mtrain.core.update.cadence import Cadences, count_score, count_update, move_on
@@ -82,11 +82,11 @@ class Hooks:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Unread:
+class _StartedUpdate:
     """An update that was started, and of which nothing is known yet."""
 
     before: Progress
-    place: Place
+    place: RankPlace
     measures: Measures
     rates: Rates
     read: ReadLate
@@ -114,10 +114,11 @@ class Loop(Iterator[MicroBatch]):
         """Score of an evaluation by the driver, if it is the best so far; kept with the next checkpoint."""
         self._agreement = Agreement(job.session.collective, hooks.waits)
         self._measures = Measures(summed=job.sums_metrics)
-        self._started: _Unread | None = None
-        self._unread: _Unread | None = None
+        self._started: _StartedUpdate | None = None
+        self._unread: _StartedUpdate | None = None
         self._read_at = -math.inf
         self._saved_at = hooks.clock()
+        # A job that begins has saved nothing, so even one without updates writes its start.
         self._saved_update = progress.update or -1
         self._micro_batches = self._run()
 
@@ -125,8 +126,10 @@ class Loop(Iterator[MicroBatch]):
     def _run(self) -> Generator[MicroBatch, None, None]:
         try:
             self.hooks.inspect(self.progress)
+            # The run that is resumed may have been asked to end between an update and its evaluation.
             self._make_up_for_evaluation()
             while not self._is_complete():
+                # Closed even if the driver leaves in mid-epoch: loader processes must not outlive the loop.
                 with closing(closable(self.job.feed.open(self.progress))) as batches:
                     epoch = self.progress.epoch
                     while not self._is_complete() and (self.progress.epoch == epoch or self.job.feed.spans_epochs):
@@ -208,6 +211,7 @@ class Loop(Iterator[MicroBatch]):
             self._measures = Measures(summed=self.job.sums_metrics, start_s=clock())
         before = clock()
         batch = next(batches)
+        # Only the wait for the batch: what the models do before and after it is no waiting for data.
         self._measures.data_wait_s += clock() - before
         self.micro = micro = MicroBatch(
             batch=batch,
@@ -217,6 +221,7 @@ class Loop(Iterator[MicroBatch]):
             weight=shares.weight(number) * self.job.feed.fill(self.progress, number),
             moves_buffers=shares.moves_buffers(number),
         )
+        # After the batch has come: reading samples in this process may have drawn from the generators.
         if self.job.seed is not None:
             self.job.session.capabilities.seed(shard_seed(self.job.seed, micro.shard, self.progress.update))
         for stepper in self.job.steppers:
@@ -245,7 +250,7 @@ class Loop(Iterator[MicroBatch]):
     def gradients_of(
         self, stepper: Stepper, loss: Any, metrics: Mapping[str, Any], *, retain_graph: bool
     ) -> Mapping[str, Any]:
-        """Take a loss as ``backward`` does, and return its own gradients, see ``Optimizer.gradients_of``."""
+        """Take a loss as ``backward`` does, and return its own gradients, see ``Optimizer.gradients``."""
         assert self.micro is not None, "there is no micro batch to use"
         is_further = stepper.used
         own = stepper.gradients_of(loss, weight=self.micro.weight, retain_graph=retain_graph)
@@ -266,10 +271,12 @@ class Loop(Iterator[MicroBatch]):
     def _step_later(self, stepper: Stepper) -> None:
         """Start an update, and send what the other ranks must know of it together with its metrics."""
         measures = self._measures
-        place = Place(update=self.progress.update, names=measures.names)
+        place = RankPlace(update=self.progress.update, names=measures.names)
         numbers = [*self._agreement.head(self._requests(), place), measures.data_wait_s]
         read = stepper.step_later(numbers, measures.on_device(self.job.shares.passes))
-        self._started = _Unread(before=self.progress, place=place, measures=measures, rates=stepper.rates, read=read)
+        self._started = _StartedUpdate(
+            before=self.progress, place=place, measures=measures, rates=stepper.rates, read=read
+        )
 
     def _finish_update(self, *, leaves: bool = False) -> None:
         """Count the update in hands, and report, evaluate and save as all ranks agree; of a late job the one before."""
@@ -277,11 +284,15 @@ class Loop(Iterator[MicroBatch]):
         if self._started is None:
             requests = self._agree(leaves=leaves)
         else:
+            # The update before is read only now that this one was started, so the device has work while the host
+            # waits.
             former, self._unread, self._started = self._unread, self._started, None
             self.progress = self._move_on(self.progress, ended=False)
             requests = NO_REQUESTS if former is None else self._read(former)
         evaluate, save = self.cadences.evaluations.due(self.progress), self.cadences.saves.due(self.progress)
         at_end = self.progress.update >= self.job.total_updates
+        # Whatever acts on the weights of now needs their update counted, so it is read without waiting for the next
+        # one.
         if self._unread is not None and (requests.stop or requests.why or evaluate or save or at_end):
             last, self._unread = self._unread, None
             requests |= self._read(last)
@@ -292,11 +303,14 @@ class Loop(Iterator[MicroBatch]):
         """Agree with the other ranks after an update, count it, and report it."""
         before, measures, feed = self.progress, self._measures, self.job.feed
         steppers = self.job.steppers
+        # A script may have trained some of its models only; what the others have is of an earlier update.
         done = [stepper for stepper in steppers if stepper.done] or steppers
+        # Several models make one update, which is not finite as soon as one of their norms is not.
         norm = next((stepper.norm for stepper in done if not math.isfinite(stepper.norm)), done[0].norm)
         is_reported = self._is_reported(before, norm)
+        # Reading metrics waits for the device, so only reported updates send theirs.
         names = measures.names if is_reported else ()
-        place = Place(
+        place = RankPlace(
             update=before.update,
             leaves=leaves,
             order=feed.order(before.epoch),
@@ -314,11 +328,12 @@ class Loop(Iterator[MicroBatch]):
             self._report(before, measures, all_rates(steppers), norm, means)
         return requests
 
-    def _read(self, unread: _Unread) -> Requests:
+    def _read(self, unread: _StartedUpdate) -> Requests:
         """Read the metrics of an update that was started, count it, and report it."""
         norm, numbers = unread.read()
-        requests = self._agreement.checked(numbers[:HEAD], unread.place)
+        requests = self._agreement.read_requests(numbers[:HEAD], unread.place)
         progress = self.progress
+        # What was skipped until then is known by now, and was not when the update was started.
         before = replace(unread.before, skipped=progress.skipped, skipped_in_a_row=progress.skipped_in_a_row)
         self.progress = count_update(progress, finite=math.isfinite(norm))
         # The time between two readings: an update is started before the former one has been computed.

@@ -9,6 +9,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from functools import cache
 from typing import Any, Generic, Protocol, TypeVar
 
 from mtrain.core.interfaces import Array, Rates, Recipe
@@ -35,7 +36,7 @@ class Exchange(Protocol):
         ...
 
 
-class Average(Protocol):
+class WeightAverage(Protocol):
     """The exponential moving average of weights and float buffers."""
 
     def follow(self, update: int) -> None:
@@ -60,7 +61,7 @@ NO_CLOSURE = (
     "torch.optim that needs one: session.prepare(optimizer=lambda model: torch.optim.LBFGS(model.parameters()), overlap=False)"
 )
 NO_GRADIENTS_OF = "optimizer.gradients(loss): this backend does not show the gradients of one of several losses; use solo, ddp or horovod"
-LATE_METHODS = {"step": "step_later", "_norm": "_late_norm", "_clip": "_clip_late", "_multiply": "_clip_late"}
+LATE_METHODS = {"step": "step_later", "_clip": "_clip_late", "_multiply": "_clip_late"}
 """Maps methods of an update to those that do the same without waiting for the device."""
 
 
@@ -71,23 +72,7 @@ def _follows(kind: type, late: str, prompt: str) -> bool:
 
 
 class _FirstNotFinite(Exception):
-    """The first gradient of an update by ``step_by`` is not finite."""
-
-
-class _Late:
-    """The norm and the metrics of an update that the device may still be computing."""
-
-    def __init__(self, read: Callable[[], Array]) -> None:
-        """Keep ``read``, which waits for the device and returns the norm followed by the metrics."""
-        self._read: Callable[[], Array] | None = read
-        self._values: Array | None = None
-
-    def values(self) -> Array:
-        """Return the norm followed by the metrics; the first call waits for the device."""
-        if self._values is None:
-            assert self._read is not None
-            self._values, self._read = self._read(), None
-        return self._values
+    """The first gradient of an update with ``evaluate`` is not finite."""
 
 
 class UpdateOrder(ABC, Generic[Gradients]):
@@ -100,7 +85,7 @@ class UpdateOrder(ABC, Generic[Gradients]):
     the host has to know is read one update later, while the device computes the next one (``settle``).
     """
 
-    _average: Average | None
+    _average: WeightAverage | None
 
     def __init__(self, recipe: Recipe, *, exchange: Exchange, rank: int) -> None:
         """Start at update 0; every rank must call."""
@@ -110,7 +95,8 @@ class UpdateOrder(ABC, Generic[Gradients]):
         self._scaler = LossScaler(recipe.precision)
         self._ranges: Ranges | None = None
         self._masking: Masking[Any] | None = None
-        self._late: _Late | None = None
+        self._late: Callable[[], Array] | None = None
+        """Waits for the device, and returns the norm and the metrics of an update that it may still be computing."""
         self._averaged_gradients: Gradients | None = None
         """Gradients of the update in hands that are means over the ranks already, without the loss scale."""
         self._restore_buffers: Callable[[], None] | None = None
@@ -144,13 +130,14 @@ class UpdateOrder(ABC, Generic[Gradients]):
             kept = {"retain_graph": True} if retain_graph else {}
             self._differentiate(loss if factor == 1 else loss * factor, **kept)
 
-    def gradients(self) -> Mapping[str, Any]:
+    def gradients(self, loss: Any = None, *, retain_graph: bool = False) -> Mapping[str, Any]:
         """See ``Optimizer.gradients``."""
+        if loss is not None:
+            return self._gradients_of(loss, retain_graph=retain_graph)
         with self._without_graph():
             return self._by_name(self._exchange_gradients())
 
-    def gradients_of(self, loss: Any, *, retain_graph: bool = False) -> Mapping[str, Any]:
-        """See ``Optimizer.gradients_of``."""
+    def _gradients_of(self, loss: Any, *, retain_graph: bool) -> Mapping[str, Any]:
         raise SpecError(NO_GRADIENTS_OF)
 
     def _exchange_gradients(self) -> Gradients:
@@ -163,9 +150,9 @@ class UpdateOrder(ABC, Generic[Gradients]):
                 self._multiply(self._averaged_gradients, 1 / self._scaler.scale)
         return self._averaged_gradients
 
-    def step(self, rates: Rates) -> float:
+    def step(self, rates: Rates, evaluate: Callable[[], float] | None = None) -> float:
         """See ``Optimizer.step``. An update whose norm is not finite changes no weight, moment or average; it is counted."""
-        return self._update(rates)
+        return self._update(rates) if evaluate is None else self._update_by(rates, evaluate)
 
     def step_later(
         self, rates: Rates, numbers: Sequence[float], tensors: Sequence[Any]
@@ -176,7 +163,7 @@ class UpdateOrder(ABC, Generic[Gradients]):
         assert late is not None, "the update has sent it"
 
         def read() -> tuple[float, Array]:
-            values = late.values()
+            values = late()
             return float(values[0]), values[1:]
 
         return read
@@ -206,7 +193,7 @@ class UpdateOrder(ABC, Generic[Gradients]):
             else:
                 gradients, scale = self._as_changed(looked_at), 1.0
             # The norm is taken once over all parameters, before clipping: it is what records show, and what decides.
-            norm = self._norm(gradients) / scale if send is None else self._late_norm(gradients, scale)
+            norm = (float(self._norm(gradients)) if send is None else self._norm(gradients)) / scale
             if send is not None:
                 if scale != 1 or math.isfinite(self._recipe.clip_norm):
                     self._clip_late(gradients, norm)
@@ -223,7 +210,7 @@ class UpdateOrder(ABC, Generic[Gradients]):
                 self._count(norm)
             else:
                 # The average follows this update before the next one changes the weights, so its buffers are copied now.
-                self._late = _Late(send(norm))
+                self._late = cache(send(norm))
                 if self._average is not None:
                     self._average.remember()
             # The next update begins with no gradient, and with random numbers that a resumed job draws again.
@@ -235,26 +222,26 @@ class UpdateOrder(ABC, Generic[Gradients]):
         """Return the gradients that ``gradients`` has shown, as a script has changed them."""
         return averaged
 
-    def step_by(self, rates: Rates, evaluate: Callable[[], float]) -> float:
-        """See ``Optimizer.step_by``."""
+    def _update_by(self, rates: Rates, evaluate: Callable[[], float]) -> float:
+        """Change the weights once, by an optimizer that computes the gradients itself, as often as it likes."""
         self.settle()
         norms: list[float] = []
 
-        def evaluated() -> float:
+        def evaluate_and_clip() -> float:
             with self._without_graph():
                 self._averaged_gradients = None
                 self._clear_gradients()
             loss = evaluate()
             with self._without_graph():
                 gradients = self._exchange_gradients()
-                norms.append(self._norm(gradients))
+                norms.append(float(self._norm(gradients)))
                 if not math.isfinite(norms[0]):
                     raise _FirstNotFinite
                 self._clip(gradients, norms[-1], 1.0)
             return loss
 
         with suppress(_FirstNotFinite):
-            self._apply_by(rates, evaluated)
+            self._apply_by(rates, evaluate_and_clip)
         self._end_forward()
         with self._without_graph():
             self._averaged_gradients = None
@@ -267,7 +254,7 @@ class UpdateOrder(ABC, Generic[Gradients]):
         """See ``Optimizer.skip``."""
         self._end_forward()
         with self._without_graph():
-            norm = self._norm(self._exchange_gradients())
+            norm = float(self._norm(self._exchange_gradients()))
             self._averaged_gradients = None
             self._clear_gradients()
         return norm
@@ -308,7 +295,7 @@ class UpdateOrder(ABC, Generic[Gradients]):
         """Count the update of the last ``step_later``, if that was not done yet; waits for the device."""
         late, self._late = self._late, None
         if late is not None:
-            norm = float(late.values()[0])
+            norm = float(late()[0])
             with self._without_graph():
                 self._count(norm)
                 if not math.isfinite(norm):
@@ -328,7 +315,7 @@ class UpdateOrder(ABC, Generic[Gradients]):
         """
         if not self._recipe.own_order and not self._recipe.named:
             update = self.updates + self.skipped + (self._late is not None)
-            self._seed(shard_seed(self._recipe.seed, self._recipe.data_rank(self._rank), update))
+            self._seed_generators(shard_seed(self._recipe.seed, self._recipe.data_rank(self._rank), update))
 
     def follow_ranges(self, ranges: Ranges | None) -> None:
         """Move the ranges of rounded layers with each update from now on; None: no layer is rounded."""
@@ -339,7 +326,7 @@ class UpdateOrder(ABC, Generic[Gradients]):
         """Follow weights that were loaded into the model."""
         if self._ranges is not None:
             with self._without_graph():
-                self._ranges.restored(self.updates)
+                self._ranges.follow_restored(self.updates)
 
     # ------------------------------------------------------------------------------------------------ the average
     @contextmanager
@@ -424,8 +411,8 @@ class UpdateOrder(ABC, Generic[Gradients]):
         )
 
     @abstractmethod
-    def _norm(self, gradients: Gradients) -> float:
-        """Return the L2 norm over all elements of all gradients, still multiplied by the loss scale."""
+    def _norm(self, gradients: Gradients) -> Any:
+        """Return the L2 norm over all elements of all gradients, a float64 number on the device, for which ``float`` waits."""
 
     @abstractmethod
     def _multiply(self, gradients: Gradients, factor: float) -> None:
@@ -447,10 +434,6 @@ class UpdateOrder(ABC, Generic[Gradients]):
         raise SpecError(NO_CLOSURE)
 
     @abstractmethod
-    def _late_norm(self, gradients: Gradients, scale: float) -> Any:
-        """Return ``_norm`` divided by ``scale`` as a float64 number on the device."""
-
-    @abstractmethod
     def _clip_late(self, gradients: Gradients, norm: Any) -> None:
         """Do what ``_clip`` does, by a norm on the device."""
 
@@ -466,7 +449,7 @@ class UpdateOrder(ABC, Generic[Gradients]):
         """Leave every parameter without a gradient."""
 
     @abstractmethod
-    def _seed(self, seed: int) -> None:
+    def _seed_generators(self, seed: int) -> None:
         """Seed the framework's random generators of this rank."""
 
     @abstractmethod

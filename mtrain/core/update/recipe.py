@@ -66,6 +66,7 @@ def _options(spec: Spec, group: GroupSpec) -> dict[str, float]:
     rule = spec.optimizer
     decay = rule.weight_decay if group.weight_decay is None else group.weight_decay
     options = {"weight_decay": decay * scaling(spec).weight_decay}
+    # torch refuses nesterov without a momentum, where it would change nothing.
     if rule.rule == "sgd":
         return options | {"momentum": rule.momentum, "nesterov": float(rule.nesterov and rule.momentum > 0)}
     first = {"rmsprop": {"momentum": rule.momentum}, "adadelta": {}}.get(rule.rule, {"beta1": rule.momentum})
@@ -107,6 +108,7 @@ def assign(names: Iterable[str], groups: Sequence[tuple[str, object]]) -> list[l
             orphans.append(name)
         else:
             members[place].append(name)
+    # A parameter in no group would silently stay at its start value.
     if orphans:
         shown = ", ".join(orphans[:3]) + (f" and {len(orphans) - 3} more" if len(orphans) > 3 else "")
         raise SpecError(f"optimizer.groups: no group takes {shown}; end the list with a group whose `match` is ''")
@@ -162,6 +164,7 @@ def micro_batch(spec: Spec, *, size: int) -> tuple[int, int]:
     if batch % size:
         raise SpecError(_indivisible(batch, shares=size, among=f"{size} {among}"))
     share = batch // size
+    # The largest divisor within the limit, which needs the fewest rounds.
     micro = next(micro for micro in range(min(share, limit), 0, -1) if share % micro == 0)
     return micro, share // micro
 
@@ -212,6 +215,7 @@ def ema_shares(recipe: Recipe, update: int) -> tuple[float, float]:
 
     decay, before = decay_at(update), decay_at(update - 1) if update > 1 else 0.0
     correction = 1 - decay**update
+    # What is read out before the first update is nothing: this average starts at zero.
     read_out = 1 - before ** (update - 1) if update > 1 else 0.0
     return decay * read_out / correction, (1 - decay) / correction
 

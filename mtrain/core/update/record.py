@@ -40,6 +40,7 @@ class FinishedUpdate:
         finite), samples_per_s, wait_share (share of the time spent waiting for data), update_seconds, memory_bytes (of this
         rank), and the further measurements of the session. With several models also ``models``, see ``stepping.by_model``.
         """
+        # Two readings of a clock may be equal, and rates are divided by their difference.
         seconds = max(self.seconds, 1e-9)
         measured = session.measure()
         return {
@@ -53,6 +54,7 @@ class FinishedUpdate:
             "learning_rates": list(self.rates.learning_rates),
             "momentum": self.rates.momentum,
             "gradient_norm": self.norm,
+            # ``before`` does not count this update yet.
             "skipped_updates": self.before.skipped + (not math.isfinite(self.norm)),
             "samples_per_second": self.global_batch / seconds,
             "data_wait_share": min(self.waited_s / seconds, 1.0),

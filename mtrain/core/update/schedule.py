@@ -36,6 +36,7 @@ def factor(curve: ScheduleSpec, epoch: float, *, horizon_epochs: float, step_epo
     at ``peak`` of the horizon and falls to ``final_factor``, both as half cosines. As in torch's ``OneCycleLR`` it has its
     peak and its end one step early, so that the last update has the last factor; ``step_epochs`` is the length of a step.
     """
+    # A job may train on after the horizon, at the factor with which that ended.
     share = min(max(epoch / horizon_epochs, 0.0), 1.0)
     if curve.name == "linear":
         return (1 - share) * (1 - curve.final_factor) + curve.final_factor
@@ -77,12 +78,14 @@ class SparsityCurve:
     def __init__(self, prune: PruneSpec, *, total_updates: int) -> None:
         self._final = prune.sparsity
         self._first = min(math.ceil(prune.start * total_updates), max(total_updates - 1, 0))
+        # At least one update after the first, or the curve would have no length to divide by.
         self._last = min(max(math.ceil(prune.end * total_updates), self._first + 1), max(total_updates - 1, 0))
         self._every = prune.every_updates
 
     def __call__(self, update: int) -> float | None:
         """Return the share of zeros after ``update`` (0-based), if masks are chosen then."""
         since = update - self._first
+        # The last choice is made even between two turns: it brings the share that was asked for.
         if since < 0 or (since % self._every and update != self._last):
             return None
         t = min(since / max(self._last - self._first, 1), 1.0)
@@ -130,6 +133,7 @@ class Schedule:
 
     def __call__(self, update: int) -> Rates:
         """Return the learning rates and the momentum of ``update`` (0-based, over the whole job)."""
+        # A curve that begins after the warm-up has the rest of the horizon to itself.
         since = max(update - self._begin, 0)
         per_update = since / self._updates_per_epoch
         epoch = per_update if self._curve.per == "update" else float(since // self._updates_per_epoch)

@@ -81,6 +81,7 @@ class Stepper:
         self.optimizer.backward(loss if weight == 1 else loss * weight, **kept)
         self.taken += not self.used
         self.used = True
+        # Closed before the step, so that update rules run outside of mixed precision.
         if not self.own_order:
             self._context.close()
 
@@ -90,8 +91,8 @@ class Stepper:
         self.done = True
 
     def step_by(self, evaluate: Callable[[], float]) -> None:
-        """Change the weights by an optimizer that computes the loss as often as it likes, see ``Optimizer.step_by``."""
-        self.norm = self.optimizer.step_by(self._next_rates(), evaluate)
+        """Change the weights by an optimizer that computes the loss as often as it likes, see ``Optimizer.step``."""
+        self.norm = self.optimizer.step(self._next_rates(), evaluate)
         self.done = True
 
     def skip(self) -> None:
@@ -104,8 +105,8 @@ class Stepper:
         return self.optimizer.gradients()
 
     def gradients_of(self, loss: Any, *, weight: float, retain_graph: bool) -> Mapping[str, Any]:
-        """Take a loss of the micro batch in hands, and return its own gradients, see ``Optimizer.gradients_of``."""
-        own = self.optimizer.gradients_of(loss if weight == 1 else loss * weight, retain_graph=retain_graph)
+        """Take a loss of the micro batch in hands, and return its own gradients, see ``Optimizer.gradients``."""
+        own = self.optimizer.gradients(loss if weight == 1 else loss * weight, retain_graph=retain_graph)
         self.taken += not self.used
         self.used = True
         return own
@@ -116,6 +117,7 @@ class Stepper:
         return self.optimizer.step_later(self._next_rates(), numbers, tensors)
 
     def _next_rates(self) -> Rates:
+        # By the updates begun, skipped ones included: whether one was applied may not be known yet.
         self.rates = rates = self.schedule(self.count)
         self.count += 1
         return rates

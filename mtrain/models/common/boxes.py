@@ -27,6 +27,7 @@ def complete_iou_N(boxes_N4: Tensor, targets_N4: Tensor, *, eps: float = 1e-7) -
     distance = between[..., 0] + between[..., 1]
     angle = ops.atan(wh2[..., 0] / wh2[..., 1]) - ops.atan(wh1[..., 0] / wh1[..., 1])
     shape_term = (4 / math.pi**2) * ops.square(angle)
+    # Alpha weighs a term and is not minimised itself, so it carries no gradient.
     alpha = ops.detach(shape_term / (shape_term - iou + (1 + eps)))
     return iou - (distance / diagonal + shape_term * alpha)
 

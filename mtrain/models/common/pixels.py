@@ -6,7 +6,7 @@ Shape letters: B batch, S side of the input in pixels, C classes.
 from collections.abc import Sequence
 
 from mtrain.core import ops
-from mtrain.core.interfaces import Batch, Tensor
+from mtrain.core.interfaces import Tensor
 
 
 def as_floats(images: Tensor, *, dtype: str) -> Tensor:
@@ -17,24 +17,24 @@ def as_floats(images: Tensor, *, dtype: str) -> Tensor:
     return ops.astype(images, "float64" if dtype == "float64" else "float32")
 
 
-def normalise(batch: Batch, *, mean: Sequence[float], std: Sequence[float], dtype: str) -> Tensor:
-    """Return the images of ``batch["pixels"]``, uint8 (B, S, S, 4), as (B, 3, S, S) of a type.
+def normalise(pixels_BSS3: Tensor, *, mean: Sequence[float], std: Sequence[float], dtype: str) -> Tensor:
+    """Return pixels, uint8 (B, S, S, 3), as (B, 3, S, S) of a type.
 
     Args:
-        batch: A micro batch.
+        pixels_BSS3: Red, green and blue.
         mean: Mean of red, green and blue in 0..1, which is subtracted.
         std: Deviation of red, green and blue in 0..1, by which is divided.
         dtype: Type of the network's weights.
     """
-    x_BSS3 = as_floats(batch["pixels"][:, :, :, :3], dtype=dtype) / 255
+    x_BSS3 = as_floats(pixels_BSS3, dtype=dtype) / 255
     mean_3 = ops.constant(tuple(mean), like=x_BSS3, dtype=ops.dtype(x_BSS3))
     std_3 = ops.constant(tuple(std), like=x_BSS3, dtype=ops.dtype(x_BSS3))
     return ops.permute_dims(ops.astype((x_BSS3 - mean_3) / std_3, dtype), (0, 3, 1, 2))
 
 
-def wide(logits_BCSS: Tensor) -> Tensor:
+def wide(logits: Tensor) -> Tensor:
     """Return logits in float32, or in float64 if they have it."""
-    return logits_BCSS if ops.dtype(logits_BCSS) == "float64" else ops.astype(logits_BCSS, "float32")
+    return logits if ops.dtype(logits) == "float64" else ops.astype(logits, "float32")
 
 
 def predict_classes(logits_BCSS: Tensor) -> dict[str, Tensor]:

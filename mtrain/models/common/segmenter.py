@@ -1,7 +1,6 @@
 """What plugins of segmentation models share: options, checks, start values, reading of predictions. Needs no framework."""
 
 import math
-import zlib
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar
 
@@ -10,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from mtrain.core.interfaces import Array, HostBatch, Model, Published, Task
 from mtrain.errors import SpecError
+from mtrain.models.common.start_values import generator_of
 
 _PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
@@ -114,7 +114,7 @@ def _initial_value(name: str, shape: tuple[int, ...], *, seed: int) -> Array:
     if leaf == "num_batches_tracked":
         return np.zeros(shape, np.int64)
     if len(shape) == 4:
-        rng = np.random.Generator(np.random.PCG64((seed, zlib.crc32(name.encode()))))
+        rng = generator_of(name, seed=seed)
         # A transposed convolution has its inputs first, and each output pixel sees one of its kernel's places.
         fan_in = shape[0] if name.endswith("rise.weight") else math.prod(shape[1:])
         gain = 1.0 if name.startswith(("classifier.", "auxiliary.")) else 2.0

@@ -48,7 +48,7 @@ class Network(Imitator):
             batch: ``pixels`` uint8 (B, S, S, 4), RGB and class.
         """
         options = self.options
-        x_B3SS = normalise(batch, mean=options.mean, std=options.std, dtype=ops.dtype(self.classifier.weight))
+        x_B3SS = self.as_input(batch)
         features_BCHW, coarse_BCHW = self.features(x_B3SS)
         size = ops.shape(x_B3SS)[2:]
         logits_BCSS = ops.resize_bilinear(wide(self.classifier(features_BCHW)), size)
@@ -64,17 +64,19 @@ class Network(Imitator):
         )
         return self.taught(found, batch, lambda: Signals(logits=logits_BCSS))
 
+    def as_input(self, batch: Batch) -> Tensor:
+        """Return the normalised pixels of a micro batch, (B, 3, S, S)."""
+        options, dtype = self.options, ops.dtype(self.classifier.weight)
+        return normalise(batch["pixels"][:, :, :, :3], mean=options.mean, std=options.std, dtype=dtype)
+
     def signals(self, batch: Batch) -> Signals:
         """Show the class logits of each pixel (B, C, S, S)."""
-        options = self.options
-        x_B3SS = normalise(batch, mean=options.mean, std=options.std, dtype=ops.dtype(self.classifier.weight))
+        x_B3SS = self.as_input(batch)
         return Signals(logits=ops.resize_bilinear(wide(self.logits(x_B3SS)), ops.shape(x_B3SS)[2:]))
 
     def raw(self, batch: Batch) -> dict[str, Tensor]:
         """Return ``logits`` (B, C, S, S) of the classes of each pixel."""
-        options = self.options
-        x_B3SS = normalise(batch, mean=options.mean, std=options.std, dtype=ops.dtype(self.classifier.weight))
-        return {"logits": ops.resize_bilinear(wide(self.logits(x_B3SS)), ops.shape(x_B3SS)[2:])}
+        return {"logits": self.signals(batch).logits}
 
     def logits(self, x_B3SS: Tensor) -> Tensor:
         """Compute the class logits (B, C, S / 8, S / 8) from normalised pixels (B, 3, S, S)."""

@@ -48,6 +48,7 @@ class RepConv(nn.Module):
         """Return a map of the same shape."""
         if self.deploy:
             return ops.silu(self.conv(x_BCHW))
+        # As published, the factor belongs to the 1x1 branch alone; ``fuse`` multiplies its kernel by it.
         point_BCHW = self.conv2(x_BCHW)
         return ops.silu(self.conv1(x_BCHW) + (self.alpha * point_BCHW if self.weighed else point_BCHW))
 
@@ -93,6 +94,7 @@ class Pyramid(nn.Module):
     def forward(self, x_BCHW: Tensor) -> Tensor:
         """Return a map of the same shape."""
         maps = [x_BCHW]
+        # Three successive pools of 5 pixels see 5, 9 and 13, and cost less than one pool of each size.
         for _ in range(3):
             maps.append(ops.max_pool2d(maps[-1], 5, 1, 2))
         return self.conv(ops.concat(maps, axis=1))
@@ -135,6 +137,7 @@ class Chain(nn.Module):
                 self._append("spp", Pyramid(channels))
 
     def _append(self, name: str, layer: nn.Module) -> None:
+        # As attributes and not in a list, because published weights have these names.
         setattr(self, name, layer)
         self.order.append(name)
 

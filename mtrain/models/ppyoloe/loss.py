@@ -86,6 +86,8 @@ def loss(
     """
     boxes_BL4, log_BLSK = decode(outputs, points)
     assignment = assign(boxes_BL4, outputs.logits_BLC, points, truth, static=static)
+    # Over all ranks, so that their mean gradient is that of one rank with all samples; at least 1 where no object is
+    # seen.
     normaliser = ops.clip(collective.all_reduce(ops.sum(assignment.quality_BL), "mean"), 1.0)
     target_BL4 = assignment.boxes_BL4 / points.stride_L1
     overlap_BL = generalised_iou_N(boxes_BL4, target_BL4, eps=_IOU_EPS)
@@ -109,6 +111,7 @@ def _distribution_loss(log_BLSK: Tensor, target_BL4: Tensor, points: Points) -> 
     """
     centre_L2 = points.xy_L2 / points.stride_L1
     distance_BLS = ops.concat((centre_L2 - target_BL4[..., :2], target_BL4[..., 2:] - centre_L2), axis=2)
+    # Past the last bin there is no neighbour to take the other share.
     distance_BLS = ops.clip(distance_BLS, 0.0, ops.shape(log_BLSK)[3] - 1 - _LAST_GAP)
     below_BLS = ops.floor(distance_BLS)
     share_BLS = distance_BLS - below_BLS
@@ -120,5 +123,6 @@ def _distribution_loss(log_BLSK: Tensor, target_BL4: Tensor, points: Points) -> 
 def _mean_difference(boxes_BL4: Tensor, target_BL4: Tensor, positive_BL: Tensor) -> Tensor:
     """Compute the mean absolute difference of the coordinates of positive points; 0 if there is no positive point."""
     difference_BL = ops.mean(ops.abs(boxes_BL4 - target_BL4), axis=2)
+    # Without positive points the sum is 0, and so is the mean.
     count = ops.clip(ops.astype(ops.sum(positive_BL), ops.dtype(boxes_BL4)), 1.0)
     return ops.sum(ops.where(positive_BL, difference_BL, 0.0)) / count

@@ -4,20 +4,18 @@ Only ``build`` needs a framework.
 """
 
 import math
-import zlib
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
-from mtrain.core.interfaces import Array, Collective, HostBatch, Model, Module, Published, Task, Tensor, Variation
-from mtrain.errors import SpecError
+from mtrain.core.interfaces import Array, Collective, HostBatch, Module, Published, Task, Tensor, Variation
+from mtrain.models.common.detector import Detector
 from mtrain.models.common.nms import detections_by_class
+from mtrain.models.common.start_values import generator_of
 from mtrain.models.ppyoloe.truth import STATIC, group_rows
 
-_STRIDE = 32
-"""Stride of the coarsest level, in pixels."""
 _SCALES = {"s": (0.33, 0.50), "m": (0.67, 0.75), "l": (1.0, 1.0), "x": (1.33, 1.25)}
 """(depth, width) of each variant."""
 _PRIOR = 0.01
@@ -53,11 +51,11 @@ class PPYOLOEOptions(BaseModel):
     """
 
 
-class PPYOLOE(Model):
+class PPYOLOE(Detector):
     """PP-YOLOE as a ``Model`` of ``core.interfaces``. Subclasses name the variant."""
 
     Options: ClassVar[type[BaseModel]] = PPYOLOEOptions
-    kind: ClassVar[str] = "detection"
+    design: ClassVar[str] = "PP-YOLOE"
     recomputable: ClassVar[Sequence[str]] = (
         r"^backbone\.stem\.conv\d$",
         r"^backbone\.stages\.\d+\.(conv_down|conv\d|attn|blocks\.\d+)$",
@@ -65,9 +63,7 @@ class PPYOLOE(Model):
         r"^neck\.(fpn|pan)_stages\.\d+\.\d+\.(conv\d|convs\.\w+)$",
         r"^yolo_head\.stem_\w+\.\d+$",
     )
-    imitates: ClassVar[Sequence[str]] = ("outputs", "features")
     spans_ranks: ClassVar[bool] = True
-    size_step: int = _STRIDE
     published: ClassVar[Published] = Published(
         float32=("yolo_head.proj_conv.weight",),
         per_class=(r"^yolo_head\.pred_cls\.\d\.(weight|bias)$",),
@@ -78,34 +74,6 @@ class PPYOLOE(Model):
 
     def __init__(self, options: PPYOLOEOptions | None = None) -> None:
         self.options = PPYOLOEOptions() if options is None else options
-
-    def prepare_task(self, task: Task, statistics: Mapping[str, Any]) -> Task:
-        """Check that the task fits, and return it unchanged: nothing in this model depends on the data.
-
-        Args:
-            task: Image size and class names.
-            statistics: Facts about the data; of these, the optional ``class_count`` is read.
-
-        Raises:
-            SpecError: The image size or the class names do not fit.
-        """
-        problems = []
-        if task.image_size < _STRIDE or task.image_size % _STRIDE:
-            nearest = max(round(task.image_size / _STRIDE), 1) * _STRIDE
-            problems.append(
-                f"data.image_size: {task.image_size} is not a multiple of {_STRIDE} as PP-YOLOE needs; use {nearest}"
-            )
-        if len(task.class_names) == 0:
-            problems.append("data: no class names; a detector needs at least one class")
-        class_count = statistics.get("class_count")
-        if class_count is not None and class_count != len(task.class_names):
-            problems.append(
-                f"data: {len(task.class_names)} class names ({', '.join(task.class_names)}), {class_count} classes in the "
-                "annotations; name each class of the annotations once"
-            )
-        if problems:
-            raise SpecError(problems)
-        return task
 
     def build(self, task: Task, collective: Collective) -> Module:
         """Build the network (``models.ppyoloe.network.Network``) on the bound framework."""
@@ -146,6 +114,7 @@ class PPYOLOE(Model):
         labels_BN, boxes_BN4 = group_rows(batch["targets"], shape=batch["images"].shape[:3])
         others = {name: array for name, array in batch.items() if name not in ("targets", "epoch")}
         static = int(batch["epoch"][0]) < self.options.static_assigner_epoch
+        # Told by the presence of a name: a value would have to be read from the device in every update.
         marked = {STATIC: np.zeros(1, np.int64)} if static else {}
         return {**others, "labels": labels_BN, "boxes": boxes_BN4, **marked}
 
@@ -171,6 +140,7 @@ class PPYOLOE(Model):
         for output, variation in outputs:
             boxes_BL4 = np.array(output["boxes"]) / variation.scale
             if variation.mirrored:
+                # The left side of a mirrored box is the right one of the original.
                 boxes_BL4[..., [0, 2]] = variation.width - boxes_BL4[..., [2, 0]]
             boxes.append(boxes_BL4)
         return {
@@ -193,8 +163,9 @@ class PPYOLOE(Model):
         if leaf in ("bias", "running_mean") or ".pred_" in name:
             return np.zeros(shape, np.float32)
         in_head_gate = ".stem_" in name and ".fc." in name
+        # So small that all gates of the head start half open.
         deviation = _GATE_DEVIATION if in_head_gate else math.sqrt(2 / math.prod(shape[1:]))
-        rng = np.random.Generator(np.random.PCG64((seed, zlib.crc32(name.encode()))))
+        rng = generator_of(name, seed=seed)
         return (rng.standard_normal(shape) * deviation).astype(np.float32)
 
 
@@ -270,6 +241,7 @@ def fuse(weights: Mapping[str, Array]) -> dict[str, Array]:
             kernel, bias = _branch(weights, f"{block}.conv1")
             point, shift = _branch(weights, f"{block}.conv2")
             factor = np.asarray(weights.get(f"{block}.alpha", 1.0), np.float64)
+            # A 1x1 kernel is the centre of a 3x3 kernel.
             kernel[:, :, 1:2, 1:2] += factor * point
             fused[f"{block}.conv.weight"] = kernel.astype(array.dtype)
             fused[f"{block}.conv.bias"] = (bias + factor * shift).astype(array.dtype)

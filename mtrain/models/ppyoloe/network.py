@@ -58,6 +58,7 @@ class Backbone(nn.Module):
         maps = [self.stem(x_B3HW)]
         for stage in self.stages:
             maps.append(stage(maps[-1]))
+        # The finer maps serve no head.
         return maps[-3:]
 
 
@@ -91,6 +92,7 @@ class Neck(nn.Module):
         upward = [downward[-1]]
         for i in reversed(range(len(downward) - 1)):
             joined_BCHW = ops.concat((self.pan_routes[i](upward[0]), downward[i]), axis=1)
+            # Built from fine to coarse, handed on from coarse to fine, as heads and published names count levels.
             upward.insert(0, self.pan_stages[i](joined_BCHW))
         return upward
 
@@ -125,6 +127,7 @@ class Head(nn.Module):
         logits, distances = [], []
         for i, x_BCHW in enumerate(maps):
             mean_BC11 = ops.mean(x_BCHW, axis=(2, 3), keepdims=True)
+            # The classes alone have a shortcut around the stem, as published.
             logits.append(_rows(self.pred_cls[i](self.stem_cls[i](x_BCHW, mean_BC11) + x_BCHW)))
             distances.append(_rows(self.pred_reg[i](self.stem_reg[i](x_BCHW, mean_BC11))))
         logits_BLC = _at_least_float32(ops.concat(logits, axis=1))
@@ -182,11 +185,11 @@ class Network(Imitator):
         """
         images_BHW3 = batch["images"]
         if not self.training:
-            outputs, points = self.outputs(self.prepared(images_BHW3))
+            outputs, points = self.outputs(self.as_input(images_BHW3))
             boxes_BL4, _ = decode(outputs, points)
             return {"boxes": boxes_BL4 * points.stride_L1, "scores": ops.sigmoid(outputs.logits_BLC)}
         static, truth = self._truth(batch)
-        maps = self.maps(self.prepared(images_BHW3))
+        maps = self.maps(self.as_input(images_BHW3))
         outputs, points = self.read(maps)
         losses = self.loss(outputs, points, truth, static=static)
         return self.taught(losses, batch, lambda: _signals(maps, outputs, points))
@@ -201,19 +204,20 @@ class Network(Imitator):
 
     def signals(self, batch: Batch) -> Signals:
         """Show the predictions, one a cell, and the neck's maps."""
-        maps = self.maps(self.prepared(batch["images"]))
+        maps = self.maps(self.as_input(batch["images"]))
         return _signals(maps, *self.read(maps))
 
     def raw(self, batch: Batch) -> dict[str, Tensor]:
         """Return ``logits`` (B, L, C) of the classes and ``distances`` (B, L, S, K), logits of the bins."""
-        outputs, _ = self.outputs(self.prepared(batch["images"]))
+        outputs, _ = self.outputs(self.as_input(batch["images"]))
         return {"logits": outputs.logits_BLC, "distances": outputs.distances_BLSK}
 
-    def prepared(self, images_BHW3: Tensor) -> Tensor:
+    def as_input(self, images_BHW3: Tensor) -> Tensor:
         """Convert images, uint8 (B, H, W, 3), to normalised (B, 3, H, W) in the dtype of the weights."""
         dtype = ops.dtype(self.yolo_head.pred_cls[0].weight)
         x_BHW3 = as_floats(images_BHW3, dtype=dtype)
         if self._normalised:
+            # One product and one sum in the place of two divisions and a difference.
             scale_3 = ops.constant(tuple(1 / (255 * d) for d in _DEVIATION), like=x_BHW3)
             shift_3 = ops.constant(tuple(-m / d for m, d in zip(_MEAN, _DEVIATION, strict=True)), like=x_BHW3)
             x_BHW3 = x_BHW3 * scale_3 + shift_3
@@ -238,6 +242,7 @@ class Network(Imitator):
 
     def loss(self, outputs: Outputs, points: Points, truth: Truth, *, static: bool) -> dict[str, Tensor]:
         """Compute the losses, see ``models.ppyoloe.loss.loss``; only ``total`` carries a gradient."""
+        # Recorded for traces: a static choice follows from the boxes alone and is the same everywhere.
         if self.decided is not None and not static:
             boxes_BL4, _ = decode(outputs, points)
             found = assign(boxes_BL4, outputs.logits_BLC, points, truth, static=False)

@@ -4,15 +4,15 @@ Only ``build`` needs a framework.
 """
 
 import math
-import zlib
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
-from mtrain.core.interfaces import Array, Collective, HostBatch, Model, Module, Published, Task, Variation
-from mtrain.errors import SpecError
+from mtrain.core.interfaces import Array, Collective, Module, Published, Task
+from mtrain.models.common.classifier import Classifier
+from mtrain.models.common.start_values import generator_of
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 """Mean of red, green and blue over ImageNet, in 0..1, with which published weights were trained."""
@@ -37,14 +37,13 @@ class ResNetOptions(BaseModel):
     5.1)."""
 
 
-class ResNet(Model):
+class ResNet(Classifier):
     """A residual network as a ``Model`` of ``core.interfaces``: He et al. 2015 (arXiv 1512.03385).
 
     Its parameters have the names and shapes of torchvision's, so that files of its weights can be used.
     """
 
     Options: ClassVar[type[BaseModel]] = ResNetOptions
-    kind: ClassVar[str] = "classification"
     recomputable: ClassVar[Sequence[str]] = (r"^layer\d\.\d+$",)
     imitates: ClassVar[Sequence[str]] = ("outputs", "features")
     size_step: int = 1
@@ -56,16 +55,6 @@ class ResNet(Model):
 
     def __init__(self, options: ResNetOptions | None = None) -> None:
         self.options = ResNetOptions() if options is None else options
-
-    def prepare_task(self, task: Task, statistics: Mapping[str, Any]) -> Task:
-        """Check that the task fits, and return it unchanged: nothing in this model depends on the data.
-
-        Raises:
-            SpecError: There are fewer than two classes.
-        """
-        if len(task.class_names) < 2:
-            raise SpecError(f"data: {len(task.class_names)} classes; a classifier needs at least two")
-        return task
 
     def build(self, task: Task, collective: Collective | None = None) -> Module:
         """Build the network (``models.resnet.network.Network``) on the bound framework."""
@@ -94,14 +83,6 @@ class ResNet(Model):
             values |= {name: np.zeros_like(value) for name, value in values.items() if name.endswith(last)}
         return values
 
-    def joined(self, outputs: Sequence[tuple[Mapping[str, Array], Variation]]) -> Mapping[str, Array]:
-        """Return the mean of the probabilities of all copies."""
-        return {"probabilities": np.mean([output["probabilities"] for output, _ in outputs], axis=0)}
-
-    def predictions(self, output: Mapping[str, Array], batch: HostBatch) -> list[Array]:
-        """Return the probability of each class for each image: float32 (C,)."""
-        return [np.asarray(row_C, np.float32) for row_C in output["probabilities"]]
-
 
 class ResNet18(ResNet):
     """ResNet-18, 11.7 million parameters with 1000 classes."""
@@ -125,7 +106,7 @@ class ResNet50(ResNet):
 
 
 def _initial_value(name: str, shape: tuple[int, ...], *, seed: int) -> Array:
-    rng = np.random.Generator(np.random.PCG64((seed, zlib.crc32(name.encode()))))
+    rng = generator_of(name, seed=seed)
     leaf = name.rpartition(".")[2]
     if leaf == "num_batches_tracked":
         return np.zeros(shape, np.int64)

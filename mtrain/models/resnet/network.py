@@ -12,7 +12,7 @@ from typing import Any
 from mtrain.core import nn, ops
 from mtrain.core.interfaces import Batch, Tensor
 from mtrain.models.common.imitation import Imitator, Signals
-from mtrain.models.common.pixels import as_floats
+from mtrain.models.common.pixels import normalise, wide
 
 STEM_WIDTH = 64
 """Channels of the first convolution and of the first stage."""
@@ -107,6 +107,7 @@ class Network(Imitator):
             width = STEM_WIDTH * 2**stage
             blocks = []
             for number in range(count):
+                # The first block of each stage but the first halves the size.
                 blocks.append(block(channels, width, 2 if stage and not number else 1))
                 channels = block.expansion * width
             setattr(self, f"layer{stage + 1}", nn.Sequential(*blocks))
@@ -128,7 +129,7 @@ class Network(Imitator):
     def signals(self, batch: Batch) -> Signals:
         """Show the class logits, and the feature maps of the last three stages: strides 8, 16, 32."""
         maps = self.features(self.pixels(batch["images"]))
-        return Signals(logits=self.classified(maps[-1]), maps=maps)
+        return Signals(logits=self.classify(maps[-1]), maps=maps)
 
     def raw(self, batch: Batch) -> dict[str, Tensor]:
         """Return ``logits`` (B, C) of the classes."""
@@ -136,11 +137,7 @@ class Network(Imitator):
 
     def pixels(self, images_BSS3: Tensor) -> Tensor:
         """Normalise images, uint8 (B, S, S, 3), to (B, 3, S, S) in the dtype of the weights."""
-        dtype = ops.dtype(self.conv1.weight)
-        x_BSS3 = as_floats(images_BSS3, dtype=dtype) / 255
-        mean_3 = ops.constant(tuple(self.mean), like=x_BSS3, dtype=ops.dtype(x_BSS3))
-        std_3 = ops.constant(tuple(self.std), like=x_BSS3, dtype=ops.dtype(x_BSS3))
-        return ops.permute_dims(ops.astype((x_BSS3 - mean_3) / std_3, dtype), (0, 3, 1, 2))
+        return normalise(images_BSS3, mean=self.mean, std=self.std, dtype=ops.dtype(self.conv1.weight))
 
     def features(self, pixels_B3SS: Tensor) -> list[Tensor]:
         """Return the feature maps of the last three stages for normalised pixels."""
@@ -154,12 +151,11 @@ class Network(Imitator):
 
     def logits(self, pixels_B3SS: Tensor) -> Tensor:
         """Compute the class logits (B, C), in float32 or float64, from normalised pixels."""
-        return self.classified(self.features(pixels_B3SS)[-1])
+        return self.classify(self.features(pixels_B3SS)[-1])
 
-    def classified(self, x_BCHW: Tensor) -> Tensor:
+    def classify(self, x_BCHW: Tensor) -> Tensor:
         """Compute the class logits (B, C), in float32 or float64, from the last feature map."""
-        logits_BC = self.fc(ops.mean(x_BCHW, axis=(2, 3)))
-        return logits_BC if ops.dtype(logits_BC) == "float64" else ops.astype(logits_BC, "float32")
+        return wide(self.fc(ops.mean(x_BCHW, axis=(2, 3))))
 
 
 def _projection(in_channels: int, out_channels: int, stride: int) -> nn.Sequential:

@@ -72,8 +72,8 @@ class Network(Imitator):
 
     def signals(self, batch: Batch) -> Signals:
         """Show the class logits of each pixel (B, C, S, S)."""
-        options = self.options
-        x_B3SS = normalise(batch, mean=options.mean, std=options.std, dtype=ops.dtype(self.classifier.weight))
+        options, dtype = self.options, ops.dtype(self.classifier.weight)
+        x_B3SS = normalise(batch["pixels"][:, :, :, :3], mean=options.mean, std=options.std, dtype=dtype)
         return Signals(logits=wide(self.logits(x_B3SS, batch.get("random_key"))))
 
     def raw(self, batch: Batch) -> dict[str, Tensor]:
@@ -87,6 +87,7 @@ class Network(Imitator):
             x_BCHW = double(x_BCHW if number == 0 else ops.max_pool2d(x_BCHW, 2))
             levels.append(x_BCHW)
         x_BCHW = self.drop(x_BCHW, random_key)
+        # The smallest map is the one that rises; the others join it on the way up.
         for up, beside_BCHW in zip(self.up, levels[-2::-1], strict=True):
             x_BCHW = up(x_BCHW, beside_BCHW)
         return self.classifier(x_BCHW)

@@ -4,15 +4,15 @@ Only ``build`` needs a framework.
 """
 
 import math
-import zlib
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
-from mtrain.core.interfaces import Array, Collective, HostBatch, Model, Module, Published, Task, Variation
-from mtrain.errors import SpecError
+from mtrain.core.interfaces import Array, Collective, Module, Published, Task
+from mtrain.models.common.classifier import Classifier
+from mtrain.models.common.start_values import generator_of
 
 _DEVIATION = 0.5
 """Standard deviation of the start values of positions and token.
@@ -71,11 +71,10 @@ class ViTBaseOptions(ViTTinyOptions):
     heads: Annotated[int, Field(ge=1)] = 12
 
 
-class ViT(Model):
+class ViT(Classifier):
     """The vision transformer as a ``Model`` of ``core.interfaces``: Dosovitskiy et al. 2021 (arXiv 2010.11929)."""
 
     Options: ClassVar[type[BaseModel]] = ViTOptions
-    kind: ClassVar[str] = "classification"
     recomputable: ClassVar[Sequence[str]] = (r"^blocks\.\d+$",)
     imitates: ClassVar[Sequence[str]] = ("outputs",)
     published: ClassVar[Published] = Published(per_class=(r"^head\.(weight|bias)$",))
@@ -83,12 +82,7 @@ class ViT(Model):
     def __init__(self, options: ViTOptions | None = None) -> None:
         self.options: Any = self.Options() if options is None else options
 
-    def prepare_task(self, task: Task, statistics: Mapping[str, Any]) -> Task:
-        """Check that the task fits, and return it unchanged: nothing in this model depends on the data.
-
-        Raises:
-            SpecError: Image size, patch, width and heads do not fit together, or there are fewer than two classes.
-        """
+    def _problems_of_size(self, task: Task) -> list[str]:
         o, problems = self.options, []
         if task.image_size % o.patch:
             nearest = max(round(task.image_size / o.patch), 1) * o.patch
@@ -100,11 +94,7 @@ class ViT(Model):
             problems.append(
                 f"model.options.width: {o.width} is not a multiple of model.options.heads, {o.heads}; use {nearest}"
             )
-        if len(task.class_names) < 2:
-            problems.append(f"data: {len(task.class_names)} classes; a classifier needs at least two")
-        if problems:
-            raise SpecError(problems)
-        return task
+        return problems
 
     def build(self, task: Task, collective: Collective | None = None) -> Module:
         """Build the network (``models.vit.network.Network``) on the bound framework."""
@@ -132,14 +122,6 @@ class ViT(Model):
         """
         return {name: _initial_value(name, shape, seed=seed) for name, shape in shapes.items()}
 
-    def joined(self, outputs: Sequence[tuple[Mapping[str, Array], Variation]]) -> Mapping[str, Array]:
-        """Return the mean of the probabilities of all copies."""
-        return {"probabilities": np.mean([output["probabilities"] for output, _ in outputs], axis=0)}
-
-    def predictions(self, output: Mapping[str, Array], batch: HostBatch) -> list[Array]:
-        """Return the probability of each class for each image: float32 (C,)."""
-        return [np.asarray(row_C, np.float32) for row_C in output["probabilities"]]
-
 
 class ViTTiny(ViT):
     """ViT-Ti/16, 5.7 million parameters with 1000 classes at 224 pixels."""
@@ -160,7 +142,7 @@ class ViTBase(ViT):
 
 
 def _initial_value(name: str, shape: tuple[int, ...], *, seed: int) -> Array:
-    rng = np.random.Generator(np.random.PCG64((seed, zlib.crc32(name.encode()))))
+    rng = generator_of(name, seed=seed)
     if name in ("positions", "token"):
         return rng.normal(0.0, _DEVIATION, size=shape).astype(np.float32)
     if name.endswith("bias"):

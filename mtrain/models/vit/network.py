@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from mtrain.core import nn, ops
 from mtrain.core.interfaces import Batch, Tensor
 from mtrain.models.common.imitation import Imitator, Signals
-from mtrain.models.common.pixels import as_floats
+from mtrain.models.common.pixels import as_floats, wide
 
 _EPS = 1e-6
 """Epsilon of the norms."""
@@ -58,6 +58,7 @@ class BiasedQKV(nn.Module):
         """Map (B, N, D) to (B, N, 3 * D)."""
         y_BNE = ops.matmul(x_BND, ops.permute_dims(self.weight, (1, 0)))
         queries_D, keys_D, values_D = ops.split(self.bias, [self.width] * 3, axis=0)
+        # The gradient of the keys' bias is rounding noise, which Adam would turn into steps.
         bias_E = ops.concat((queries_D, ops.detach(keys_D), values_D))
         return y_BNE + ops.astype(bias_E, ops.dtype(y_BNE))
 
@@ -187,6 +188,6 @@ class Network(Imitator):
         for block in self.blocks:
             x_BND = block(x_BND, random_key)
         x_BND = self.norm(x_BND)
+        # The token was put before the patches.
         pooled_BD = x_BND[:, 0] if self.with_token else ops.mean(x_BND, axis=1)
-        logits_BC = self.head(pooled_BD)
-        return logits_BC if ops.dtype(logits_BC) == "float64" else ops.astype(logits_BC, "float32")
+        return wide(self.head(pooled_BD))

@@ -35,11 +35,13 @@ def k_means(points_N2: Array, count: int, *, rng: np.random.Generator, iteration
     while len(centres) < count:
         distance = ((points_N2[:, None] - centres[None]) ** 2).sum(axis=2).min(axis=1)
         total = distance.sum()
+        # All boxes may be equal; then any of them is as good a centre.
         weights = distance / total if total > 0 else None
         centres = np.concatenate((centres, points_N2[rng.choice(len(points_N2), size=1, p=weights)]))
     for _ in range(iterations):
         nearest = ((points_N2[:, None] - centres[None]) ** 2).sum(axis=2).argmin(axis=1)
         moved = np.stack(
+            # A centre to which no box is nearest stays where it is.
             [points_N2[nearest == k].mean(axis=0) if (nearest == k).any() else centres[k] for k in range(count)]
         )
         if np.allclose(moved, centres):
@@ -60,6 +62,7 @@ def evolve(
         strength = rng.random() * 0.1 * (rng.random(best.shape) < 0.9) * rng.standard_normal(best.shape)
         trial = np.maximum(best * np.clip(1 + strength, 0.3, 3.0), 2.0)
         trial_score = fitness(boxes_N2, trial, threshold=threshold)
+        # Only better ones are kept, so the result is never worse than the start.
         if trial_score > score:
             best, score = trial, trial_score
     return best
@@ -81,6 +84,7 @@ def compute(boxes_N2: Array, *, levels: int, per_level: int, threshold: float, s
     rng = np.random.Generator(np.random.PCG64(seed))
     if len(boxes) > 10 * sample:
         boxes = boxes[rng.choice(len(boxes), size=10 * sample, replace=False)]
+    # Widths and heights count alike, however much more one of them varies.
     spread = np.maximum(boxes.std(axis=0), 1e-9)
     centres = np.maximum(k_means(boxes / spread, count, rng=rng) * spread, 2.0)
     few = boxes if len(boxes) <= sample else boxes[rng.choice(len(boxes), size=sample, replace=False)]

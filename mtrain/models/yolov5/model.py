@@ -4,7 +4,6 @@ Only ``build`` needs a framework.
 """
 
 import math
-import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal
@@ -12,9 +11,10 @@ from typing import Annotated, Any, ClassVar, Literal
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from mtrain.core.interfaces import Array, Collective, HostBatch, Model, Module, Published, Task, Tensor, Variation
-from mtrain.errors import SpecError
+from mtrain.core.interfaces import Array, Collective, HostBatch, Module, Published, Task, Tensor, Variation
+from mtrain.models.common.detector import Detector
 from mtrain.models.common.nms import Selection, detections
+from mtrain.models.common.start_values import generator_of
 from mtrain.models.yolov5 import anchors as fitting
 from mtrain.models.yolov5.loss import START_BALANCE, LossSettings
 
@@ -90,14 +90,12 @@ class YOLOv5Options(BaseModel):
         return value
 
 
-class YOLOv5(Model):
+class YOLOv5(Detector):
     """YOLOv5 as a ``Model`` of ``core.interfaces``. Subclasses name the variant."""
 
     Options: ClassVar[type[BaseModel]] = YOLOv5Options
-    kind: ClassVar[str] = "detection"
-    size_step: int = STRIDES[-1]
+    design: ClassVar[str] = "YOLOv5"
     recomputable: ClassVar[Sequence[str]] = (r"^model\.(?!(?:11|12|15|16|19|22|24)$)\d+$",)
-    imitates: ClassVar[Sequence[str]] = ("outputs", "features")
     published: ClassVar[Published] = Published(
         left_out=(r"^balance\.moved_L$",),
         per_class=(r"^model\.24\.m\.\d\.(weight|bias)$",),
@@ -119,8 +117,9 @@ class YOLOv5(Model):
         Raises:
             SpecError: The image size or the class names do not fit.
         """
-        self._check(task, statistics)
+        super().prepare_task(task, statistics)
         boxes = np.asarray(statistics.get("boxes_wh_px", ()), np.float64).reshape(-1, 2)
+        # Boxes without an area match no anchor, and have no ratio to one.
         boxes = boxes[(boxes > 0).all(axis=1)]
         option, threshold = self.options.anchors, self.options.anchor_threshold
         current = np.asarray(option if isinstance(option, list) else COCO_ANCHORS, np.float64)
@@ -178,6 +177,8 @@ class YOLOv5(Model):
         for level, stride in enumerate(STRIDES):
             bias = values.get(f"model.24.m.{level}.bias")
             if bias is not None:
+                # A view, so that the array in ``values`` changes: a row for each anchor, objectness before the
+                # classes.
                 rows = bias.reshape(3, -1)
                 rows[:, 4] += math.log(8 / (640 / stride) ** 2)
                 rows[:, 5:] += math.log(0.6 / (len(task.class_names) - 0.99999))
@@ -206,6 +207,7 @@ class YOLOv5(Model):
         parts = []
         for output, variation in outputs:
             decoded_BNC = np.array(output["decoded"])
+            # In pixels of the original, in which all copies can be compared.
             decoded_BNC[..., :4] /= variation.scale
             if variation.mirrored:
                 decoded_BNC[..., 0] = variation.width - decoded_BNC[..., 0]
@@ -232,26 +234,8 @@ class YOLOv5(Model):
             return np.zeros(shape, np.float32)
         kernel = shape if leaf == "weight" else shapes[name.removesuffix("bias") + "weight"]
         bound = 1 / math.sqrt(math.prod(kernel[1:]))
-        rng = np.random.Generator(np.random.PCG64((seed, zlib.crc32(name.encode()))))
+        rng = generator_of(name, seed=seed)
         return rng.uniform(-bound, bound, size=shape).astype(np.float32)
-
-    def _check(self, task: Task, statistics: Mapping[str, Any]) -> None:
-        problems = []
-        if task.image_size < STRIDES[-1] or task.image_size % STRIDES[-1]:
-            nearest = max(round(task.image_size / STRIDES[-1]), 1) * STRIDES[-1]
-            problems.append(
-                f"data.image_size: {task.image_size} is not a multiple of {STRIDES[-1]} as YOLOv5 needs; use {nearest}"
-            )
-        if len(task.class_names) == 0:
-            problems.append("data: no class names; a detector needs at least one class")
-        class_count = statistics.get("class_count")
-        if class_count is not None and class_count != len(task.class_names):
-            problems.append(
-                f"data: {len(task.class_names)} class names ({', '.join(task.class_names)}), {class_count} classes in the "
-                "annotations; name each class of the annotations once"
-            )
-        if problems:
-            raise SpecError(problems)
 
 
 class YOLOv5n(YOLOv5):

@@ -118,10 +118,10 @@ class Network(Imitator):
 
     def maps(self, batch: Batch) -> list[Tensor]:
         """Return the feature maps that the heads read for a batch's images: strides 8, 16, 32."""
-        outputs = self.features(self.prepared(batch["images"]))
+        outputs = self.features(self.as_input(batch["images"]))
         return [outputs[i] for i in _HEADS]
 
-    def prepared(self, images_BHW3: Tensor) -> Tensor:
+    def as_input(self, images_BHW3: Tensor) -> Tensor:
         """Convert images, uint8 (B, H, W, 3), to (B, 3, H, W) in 0..1 in the dtype of the weights."""
         dtype = ops.dtype(self.model[0].conv.weight)
         x_BHW3 = ops.astype(as_floats(images_BHW3, dtype=dtype) / 255, dtype)

@@ -27,7 +27,7 @@ class InTurn:
         self, collective: Collective, shards: int, in_loss: Callable[[], bool], *, trial: Trial | None = None
     ) -> None:
         """``in_loss``: whether a micro batch is in hands whose loss was not given to ``optimizer.update`` yet."""
-        self.rank, self.local_rank, self.size = collective.rank, collective.local_rank, collective.size
+        self.rank, self.size = collective.rank, collective.size
         self._collective, self._shards, self._in_loss, self._trial = collective, shards, in_loss, trial
 
     def all_reduce(self, x: Tensor, op: Literal["sum", "mean", "max"]) -> Tensor:

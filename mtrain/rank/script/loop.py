@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from mtrain.core.interfaces import Progress
-from mtrain.core.ranks.agreement import Place, RanksDisagree
+from mtrain.core.ranks.agreement import RankPlace, RanksDisagree
 from mtrain.core.update.loop import Loop
 from mtrain.core.update.losses import problem_of
 from mtrain.core.update.stepping import Stepper
@@ -282,7 +282,7 @@ class ScriptLoop(Iterator[Any]):
                 )
 
 
-def raise_difference(places: Sequence[Place], *, own: Place, differs: str) -> NoReturn:
+def raise_difference(places: Sequence[RankPlace], *, own: RankPlace, differs: str) -> NoReturn:
     """Say how the script's ranks differ that are at different places; ``differs``: where their samples are different.
 
     Raises:

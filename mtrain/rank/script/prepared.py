@@ -320,7 +320,7 @@ class Building:
 def _with_keras(build: Callable[[], Any]) -> Any:
     """Build; a model of Keras 3 with its torch backend becomes a module that every backend can split."""
     if "keras" in sys.modules and "torch" in sys.modules:
-        _keras_modules().seed()
+        _keras_modules().seed_keras()
     module = build()
     # The function may have been the first to import Keras.
     return _keras_modules().adapt(module) if "keras" in sys.modules and "torch" in sys.modules else module

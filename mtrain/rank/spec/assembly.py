@@ -12,7 +12,7 @@ import numpy as np
 from mtrain.core import binding
 from mtrain.core.collective import OneShardOnly
 from mtrain.core.completeness import check_session
-from mtrain.core.evaluate import evaluate, interruptible, narrowing
+from mtrain.core.evaluate import Augmented, evaluate, interruptible, narrowing
 from mtrain.core.interfaces import (
     Array,
     Backend,
@@ -33,7 +33,6 @@ from mtrain.core.network import pruned
 from mtrain.core.network.noise import KeyedLoader
 from mtrain.core.network.quantising import is_range
 from mtrain.core.network.recomputing import blocks_to_compile, patterns
-from mtrain.core.network.variations import Augmented
 from mtrain.core.ranks.arithmetic import check_arithmetic
 from mtrain.core.samples.sampler import Drawn, Padded, Shares, Shuffled
 from mtrain.core.state.streams import stream_of
@@ -115,7 +114,7 @@ class Assembly(Entered):
         shares, recipe = self.shares, self.recipe
 
         def indices(epoch: int, update: int) -> list[Any]:
-            return shares.divided(order.global_batch_indices(epoch, update))
+            return shares.divide(order.global_batch_indices(epoch, update))
 
         loader: Loader = self.pool.loader(
             "train",
@@ -131,7 +130,7 @@ class Assembly(Entered):
             loader = DrawingLoader(loader, draws)
         if self.plugin.native:
             return loader  # a user's own model gets its own batch and nothing else
-        places = shares.divided(np.arange(self.spec.train.batch_size))
+        places = shares.divide(np.arange(self.spec.train.batch_size))
         return KeyedLoader(loader, places, seed=self.spec.train.seed)
 
     def evaluation_loader(self) -> Loader:

@@ -61,7 +61,7 @@ class Sharded(TorchBackend):
         join_group("sharded", on_cuda=on_cuda, timeout=timeout)
         # Numpy arrays and objects travel over gloo, so that they never wait for a device.
         host_group = dist.new_group(backend="gloo", timeout=timeout) if on_cuda else None
-        collective = DistributedCollective(local_rank=local_rank, host_group=host_group)
+        collective = DistributedCollective(host_group=host_group)
         self._engine = ShardedEngine(collective, target, check=self.check)
         self._engine.late_figures = options.late_figures
         self._engine.timeout = timeout

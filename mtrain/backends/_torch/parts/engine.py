@@ -14,9 +14,8 @@ from mtrain.backends._torch.engine import TorchEngine
 from mtrain.backends._torch.optimizer import TorchOptimizer
 from mtrain.backends._torch.parts.optimizer import PartsOptimizer
 from mtrain.backends._torch.parts.shards import Boxes, Layout, Parts
-from mtrain.backends._torch.parts.streams import Entry
+from mtrain.backends._torch.parts.streams import StateEntry
 from mtrain.core.interfaces import Array, Part, State
-from mtrain.core.network.quantising import fit_ranges
 from mtrain.core.overriding import override
 from mtrain.core.state import checks as state_checks
 from mtrain.system.memory import returned_memory
@@ -40,25 +39,25 @@ class SplitEngine(TorchEngine):
     def publish(self, optimizer: PartsOptimizer) -> None:
         """Let the model follow changed parts. Every rank must call."""
 
-    def held(self, model: nn.Module, parts: Parts) -> dict[str, Tensor]:
+    def held_entries(self, model: nn.Module, parts: Parts) -> dict[str, Tensor]:
         """Return the live entries of the model's state, with this rank's parts of split ones."""
         return {name: parts[name].local if name in parts else own_memory(x) for name, x in model.state_dict().items()}
 
     @override
-    def entries(self, model: nn.Module, optimizer: TorchOptimizer) -> Mapping[Part, Mapping[str, Entry]]:
+    def entries(self, model: nn.Module, optimizer: TorchOptimizer) -> Mapping[Part, Mapping[str, StateEntry]]:
         if not isinstance(optimizer, PartsOptimizer):
             return super().entries(model, optimizer)
         parts = optimizer.parts
         if len(parts):
             self.gather.connect(self.timeout)
 
-        def entry(name: str, tensor: Tensor) -> Entry:
+        def entry(name: str, tensor: Tensor) -> StateEntry:
             if not _is_split(name, tensor, parts):
-                return Entry(tensor, tuple(tensor.shape))
-            return Entry(tensor, parts[name].shape, parts[name].layout)
+                return StateEntry(tensor, tuple(tensor.shape))
+            return StateEntry(tensor, parts[name].shape, parts[name].layout)
 
         return {
-            "weights": {name: entry(name, x) for name, x in self.held(model, parts).items()},
+            "weights": {name: entry(name, x) for name, x in self.held_entries(model, parts).items()},
             "ema": {name: entry(name, x) for name, x in optimizer.ema().items()},
             "moments": {key: entry(parameter(key), x) for key, x in optimizer.moments().items()},
         }
@@ -70,7 +69,7 @@ class SplitEngine(TorchEngine):
         self.take_buffers_of_rank_0(model, optimizer)
         parts, moments = optimizer.parts, optimizer.moments()
         return State(
-            weights=self._arrays(self.held(model, parts), parts),
+            weights=self._arrays(self.held_entries(model, parts), parts),
             ema=self._arrays(optimizer.ema(), parts),
             moments={
                 f"{moment}/{name}": array
@@ -90,38 +89,35 @@ class SplitEngine(TorchEngine):
         }
 
     @override
-    def restore(self, model: nn.Module, optimizer: TorchOptimizer, saved: State) -> None:
+    def _fill_weights(self, model: nn.Module, optimizer: TorchOptimizer, weights: Mapping[str, Array]) -> None:
         if not isinstance(optimizer, PartsOptimizer):
-            super().restore(model, optimizer, saved)
+            super()._fill_weights(model, optimizer, weights)
             return
-        optimizer.settle()
-        parts = optimizer.parts
-        saved = fit_ranges(saved, model.state_dict())
-        if saved.weights:
-            self.release(optimizer)
-            # Each rank keeps only its part, so arrays that differ between ranks could not be noticed afterwards.
-            seen, known = state_checks.Fingerprint(), getattr(saved.weights, "sha256", None)
-            watched = seen if self.collective.size > 1 and known is None else None
-            self._fill(self.held(model, parts), parts, saved.weights, what="weights", seen=watched)
-            if self.collective.size > 1:
-                state_checks.check_equal_start(self.collective, known or seen.digest)
-            self.publish(optimizer)
-            optimizer.ranges_restored()
-        if saved.ema and optimizer.ema():
-            self._fill(optimizer.ema(), parts, saved.ema, what="averaged weights")
+        self.release(optimizer)
+        # Each rank keeps only its part, so arrays that differ between ranks could not be noticed afterwards.
+        seen, known = state_checks.Fingerprint(), getattr(weights, "sha256", None)
+        watched = seen if self.collective.size > 1 and known is None else None
+        self._fill_parts(
+            optimizer.parts, self.held_entries(model, optimizer.parts), weights, what="weights", seen=watched
+        )
+        if self.collective.size > 1:
+            state_checks.check_equal_start(self.collective, known or seen.digest)
+        self.publish(optimizer)
+
+    @override
+    def _fill(
+        self, optimizer: TorchOptimizer, targets: Mapping[str, Tensor], values: Mapping[str, Array], *, what: str
+    ) -> None:
+        if isinstance(optimizer, PartsOptimizer):
+            self._fill_parts(optimizer.parts, targets, values, what=what)
         else:
-            optimizer.restart_ema()
-        if saved.moments:
-            optimizer.expect_moments(saved.moments)
-            self._fill(optimizer.moments(), parts, saved.moments, what="optimizer moments")
-        if saved.counters:
-            optimizer.set_counters(saved.counters)
+            super()._fill(optimizer, targets, values, what=what)
 
     @torch.no_grad()
-    def _fill(
+    def _fill_parts(
         self,
-        targets: Mapping[str, Tensor],
         parts: Parts,
+        targets: Mapping[str, Tensor],
         values: Mapping[str, Array],
         *,
         what: str,
@@ -130,8 +126,8 @@ class SplitEngine(TorchEngine):
         """Copy whole arrays ``values`` into ``targets``, one at a time.
 
         Args:
-            targets: Tensors to fill, by the same keys as ``values``: names, or ``<moment>/<name>``.
             parts: The arrays that are split, by name of the weight.
+            targets: Tensors to fill, by the same keys as ``values``: names, or ``<moment>/<name>``.
             values: Whole arrays.
             what: What the arrays are, for the error message.
             seen: Takes all values in; None: no more is read of them than this rank holds.

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Protocol, cast, runtime_checkable
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -10,13 +10,13 @@ from torch import Tensor, nn
 from mtrain.backends._torch.average import Average, nothing
 from mtrain.backends._torch.collective import TorchCollective
 from mtrain.backends._torch.native import Made
-from mtrain.backends._torch.optimizer import Exchange, Gradients, TorchOptimizer
+from mtrain.backends._torch.optimizer import Gradients, TorchOptimizer
 from mtrain.backends._torch.parts.rules import ShardRule
 from mtrain.backends._torch.parts.shards import Boxes, Part, Parts, find_ties, spans_of
 from mtrain.backends._torch.scripts.native_parts import rule_for_parts
 from mtrain.core.interfaces import Recipe
 from mtrain.core.overriding import override
-from mtrain.core.update.order import UpdateOrder
+from mtrain.core.update.order import Exchange, UpdateOrder
 from mtrain.core.update.recipe import check_parts, ema_shares
 from mtrain.errors import SpecError
 
@@ -24,43 +24,42 @@ BUCKET = 4 * 1024 * 1024
 """Number of gradient elements that are gathered at a time to compute the norms of whole arrays."""
 
 
-@runtime_checkable
-class Differentiates(Protocol):
-    """An ``Exchange`` that runs the backward pass itself, because of several models each must get its own gradients alone."""
-
-    def backward(self, loss: Tensor, *, retain_graph: bool = False) -> None:
-        """Add the gradients of ``loss`` to those of the exchange's own model, and leave those of other models as they are."""
-        ...
-
-
-@runtime_checkable
-class OnMesh(Protocol):
-    """An ``Exchange`` whose ranks may be laid out as a mesh."""
-
-    boxes: Mapping[str, Boxes] | None
-    """Where all ranks' parts of every parameter lie; None: they are concatenated."""
-
-
 class PartsOptimizer(TorchOptimizer):
     """A TorchOptimizer that clips by the norm of whole arrays even where a rank holds only parts of them."""
 
     parts: Parts
+
+    def _use_parts(self, cut: Mapping[str, Part], publish: Callable[[], None] = nothing) -> None:
+        """Put rules and average on parts, and set ``parts`` before; ``publish``: see ``PartsAverage``."""
+        recipe, rank = self._recipe, self._collective.rank
+        if recipe.native_optimizer is not None:
+            (names,), (held,) = self.groups, self._parameters
+            self._rules = [rule_for_parts(cast(Made, recipe.native_optimizer), names, cut, held, rank=rank)]
+        else:
+            self._rules = [
+                ShardRule(
+                    recipe.rule,
+                    [cut[name] for name in names],
+                    rank,
+                    options,
+                    shapes=[parameter.shape for parameter in parameters],
+                    channels_last=recipe.channels_last,
+                )
+                for names, parameters, (_, options) in zip(self.groups, self._parameters, recipe.groups, strict=True)
+            ]
+        if isinstance(self._average, Average):
+            live, self._average = self._live, None  # dropped before another one takes as much memory
+            self._average = PartsAverage(list(live), list(live.values()), partial(ema_shares, recipe), publish)
+        self._take_modes(publish)
 
     @override
     def _by_name(self, gradients: Gradients) -> Mapping[str, Tensor]:
         return super()._by_name(gradients) if len(self.parts) == 0 else UpdateOrder._by_name(self, gradients)
 
     @override
-    def _norm(self, gradients: Gradients) -> float:
-        return super()._norm(gradients) if len(self.parts) == 0 else float(self._norm_on_device(gradients))
-
-    @override
-    def _late_norm(self, gradients: Gradients, scale: float) -> Tensor:
+    def _norm(self, gradients: Gradients) -> Tensor:
         if len(self.parts) == 0:
-            return super()._late_norm(gradients, scale)
-        return self._norm_on_device(gradients).double() / scale
-
-    def _norm_on_device(self, gradients: Gradients) -> Tensor:
+            return super()._norm(gradients)
         names = [
             name
             for group, parameters in zip(self.groups, self._parameters, strict=True)
@@ -68,7 +67,7 @@ class PartsOptimizer(TorchOptimizer):
             if parameter.grad is not None
         ]
         grads_by_name = dict(zip(names, gradients.all, strict=True))
-        return self.parts.norm(grads_by_name, self._device, channels_last=self._recipe.channels_last)
+        return self.parts.norm(grads_by_name, self._device, channels_last=self._recipe.channels_last).double()
 
 
 class ShardedOptimizer(PartsOptimizer):
@@ -102,8 +101,10 @@ class ShardedOptimizer(PartsOptimizer):
             device: As for ``TorchOptimizer``.
         """
         check_parts(recipe, splits="this backend")
-        boxes = exchange.boxes if isinstance(exchange, OnMesh) else None
-        self._differentiates = exchange if isinstance(exchange, Differentiates) else None
+        # On a mesh an exchange says where all ranks' parts lie, else they are concatenated.
+        boxes: Mapping[str, Boxes] | None = getattr(exchange, "boxes", None)
+        # An exchange for several models runs the backward pass itself, so that each gets its own gradients alone.
+        self._backward: Callable[..., None] | None = getattr(exchange, "backward", None)
         if recipe.prune is not None:
             raise SpecError("train.prune: this backend splits weights over the ranks, but masks need whole ones")
         held_model = cast(nn.Module, Held(model, parts))
@@ -115,27 +116,12 @@ class ShardedOptimizer(PartsOptimizer):
             collective,
             bucket=BUCKET,
         )
-        if recipe.native_optimizer is not None:
-            (names,), (held,) = self.groups, self._parameters
-            made = cast(Made, recipe.native_optimizer)
-            self._rules = [rule_for_parts(made, names, cut, held, rank=collective.rank)]
-        else:
-            self._rules = [
-                _ShapedRule(recipe, [cut[name] for name in names], parameters, collective.rank, options)
-                for names, parameters, (_, options) in zip(self.groups, self._parameters, recipe.groups, strict=True)
-            ]
-        if isinstance(self._average, Average):
-            names, live = self._average.names, self._average.live
-            self._average = None  # dropped before another one takes as much memory
-            self._average = PartsAverage(names, live, partial(ema_shares, recipe))
-        self._take_modes()
+        self._use_parts(cut)
 
     @override
     def _differentiate(self, loss: Tensor, *, retain_graph: bool = False) -> None:
-        if self._differentiates is None:
-            super()._differentiate(loss, retain_graph=retain_graph)
-        else:
-            self._differentiates.backward(loss, retain_graph=retain_graph)
+        differentiate = self._backward or super()._differentiate
+        differentiate(loss, retain_graph=retain_graph)
 
 
 def _cut(
@@ -162,38 +148,6 @@ def _box(
             f"{name}: a part of {tuple(parts[name].shape)}, expected {expected}"
         )
     return {name: Part(shape, boxes[name], parts[name].detach().view(-1)) for name, shape in shapes.items()}
-
-
-class _ShapedRule:
-    """A ``ShardRule`` that accepts gradients, and shows moments, in the shapes of the parts instead of flattened."""
-
-    def __init__(
-        self,
-        recipe: Recipe,
-        parts: Sequence[Part],
-        shaped_parts: Sequence[Tensor],
-        rank: int,
-        options: Mapping[str, float],
-    ) -> None:
-        self._rule = ShardRule(recipe.rule, parts, rank, options, channels_last=recipe.channels_last)
-        self.moments = {
-            name: [moment.view(part.shape) for moment, part in zip(moments, shaped_parts, strict=True)]
-            for name, moments in self._rule.moments.items()
-        }
-
-    def leave_out(self, skip: Tensor | None) -> None:
-        """See ``Rule.leave_out``."""
-        self._rule.leave_out(skip)
-
-    def apply(
-        self, places: Sequence[int], grads: Sequence[Tensor], *, learning_rate: float, momentum: float | None
-    ) -> None:
-        """See ``Rule.apply``."""
-        self._rule.apply(places, [grad.reshape(-1) for grad in grads], learning_rate=learning_rate, momentum=momentum)
-
-    def set_updates(self, updates: int) -> None:
-        """See ``Rule.set_updates``."""
-        self._rule.set_updates(updates)
 
 
 class Held:

@@ -40,8 +40,16 @@ class ShardRule:
     """A ``rules.Rule`` for the parts that this rank holds of one group's parameters."""
 
     def __init__(
-        self, rule: str, parts: Sequence[Part], rank: int, options: Mapping[str, float], *, channels_last: bool
+        self,
+        rule: str,
+        parts: Sequence[Part],
+        rank: int,
+        options: Mapping[str, float],
+        *,
+        shapes: Sequence[torch.Size],
+        channels_last: bool,
     ) -> None:
+        """Make the rule; ``shapes``: those in which gradients come, and in which moments are shown."""
         self._held = [part.local.detach() for part in parts]
         width = vector_width(rule, self._held[0]) if parts else 1
         self._places: list[list[int]] = []
@@ -49,7 +57,7 @@ class ShardRule:
         tensors: list[Tensor] = []
         views: list[tuple[int, slice] | None] = []
         for i, part in enumerate(parts):
-            body_length, copies = _split(part, rank, width, channels_last=channels_last)
+            body_length, copies = _cut_for_kernel(part, rank, width, channels_last=channels_last)
             self._places.append([len(tensors)] if body_length else [])
             self._copies.append([])
             if body_length:
@@ -65,11 +73,14 @@ class ShardRule:
         parameters = [x if view is None else x[:0] for x, view in zip(tensors, views, strict=True)]
         self._rule = rules.make(rule, parameters, options)
         parameters[:] = tensors
-        self.moments = {name: [torch.zeros_like(x) for x in self._held] for name in self._rule.moments}
+        self._flat = {name: [torch.zeros_like(x) for x in self._held] for name in self._rule.moments}
+        self.moments = {
+            name: [x.view(shape) for x, shape in zip(flat, shapes, strict=True)] for name, flat in self._flat.items()
+        }
         for name, lists in self._rule.moments.items():
             for place, view in enumerate(views):
                 if view is not None:
-                    lists[place] = self.moments[name][view[0]][view[1]]
+                    lists[place] = self._flat[name][view[0]][view[1]]
 
     def leave_out(self, skip: Tensor | None) -> None:
         """See ``Rule.leave_out``: scratch copies that are left as they are come back as they were."""
@@ -82,7 +93,7 @@ class ShardRule:
         places: list[int] = []
         rule_grads: list[Tensor] = []
         copies = [copy for i in part_numbers for copy in self._copies[i]]
-        grads_by_part = dict(zip(part_numbers, grads, strict=True))
+        grads_by_part = {i: grad.reshape(-1) for i, grad in zip(part_numbers, grads, strict=True)}
         for i in part_numbers:
             for place in self._places[i]:
                 places.append(place)
@@ -104,7 +115,7 @@ class ShardRule:
         """Yield (part, its scratch copy for the kernel): first for the weights, then for each moment."""
         yield self._held[copy.part], self._tensors[copy.place]
         for name, lists in self._rule.moments.items():
-            yield self.moments[name][copy.part], lists[copy.place]
+            yield self._flat[name][copy.part], lists[copy.place]
 
     def set_updates(self, updates: int) -> None:
         """See ``Rule.set_updates``."""
@@ -122,7 +133,7 @@ def _copy_out(part: Tensor, scratch: Tensor, source: Tensor | slice) -> None:
     part[source] = scratch[: part[source].numel()]
 
 
-def _split(part: Part, rank: int, width: int, *, channels_last: bool) -> tuple[int, list[Tensor | slice]]:
+def _cut_for_kernel(part: Part, rank: int, width: int, *, channels_last: bool) -> tuple[int, list[Tensor | slice]]:
     """Return (number of leading elements that the kernel processes in place, elements to copy for it).
 
     A slice is copied into a full register, so that vector code processes it. A tensor of indices names the elements
@@ -162,7 +173,7 @@ def _measured_width(rule: str, dtype: torch.dtype) -> int:
 
     weights, grads, moment_start = draw(), draw(), draw().abs()
 
-    def stepped(width: int) -> list[Tensor]:
+    def make_updates(width: int) -> list[Tensor]:
         stepped_weights = weights.clone()
         pieces = list(stepped_weights.split(width))
         trial_rule = rules.make(rule, pieces, {"weight_decay": 0.01, "momentum": 0.9, "nesterov": 1.0})
@@ -173,8 +184,8 @@ def _measured_width(rule: str, dtype: torch.dtype) -> int:
             trial_rule.apply(range(len(pieces)), grads.split(width), learning_rate=0.1, momentum=None)
         return [stepped_weights, *moments.values()]
 
-    expected = stepped(weights.numel())
+    expected = make_updates(weights.numel())
     width = 1
-    while width < _WIDEST and not all(torch.equal(a, b) for a, b in zip(stepped(width), expected, strict=True)):
+    while width < _WIDEST and not all(torch.equal(a, b) for a, b in zip(make_updates(width), expected, strict=True)):
         width *= 2
     return width

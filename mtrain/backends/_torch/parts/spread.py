@@ -23,7 +23,7 @@ from mtrain.backends._torch.internals import (
     overwrites,
     storage_key,
     tensors_in,
-    unwatched,
+    without_modes,
 )
 from mtrain.backends._torch.parts.shards import Box
 from mtrain.core.overriding import override
@@ -107,7 +107,7 @@ class Spread(TorchDispatchMode):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        with unwatched():
+        with without_modes():
             if only_aliases(func):
                 return func(*args, **(kwargs or {}))
             used = [memory for x in tensors_in((args, kwargs)) if (memory := self._of(x)) is not None]
@@ -268,14 +268,14 @@ class Spread(TorchDispatchMode):
 
     def _show(self, x: Tensor) -> None:
         """Make the memory of ``x`` whole until something else needs the room."""
-        with unwatched():
+        with without_modes():
             self.fill(x)
             if (memory := self._of(x)) is not None:
                 self._make_room([memory])
 
     def fill_for_good(self, x: Tensor) -> None:
         """Make the memory of ``x`` whole, and leave it so."""
-        with unwatched():
+        with without_modes():
             self.fill(x)
         memory = self._of(x)
         if memory is not None:

@@ -20,7 +20,7 @@ BUCKET_BYTES = 16 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class StateEntry:
     """One array of the state as this rank holds it."""
 
     tensor: Tensor
@@ -51,7 +51,7 @@ class Gather:
         """Drop the connection."""
         self._group = None
 
-    def arrays(self, entries: Sequence[Entry]) -> Iterator[Array | None]:
+    def arrays(self, entries: Sequence[StateEntry]) -> Iterator[Array | None]:
         """Yield whole arrays on rank 0, None on others. Every rank must call, and go to the end."""
         for batch in _batches(entries):
             if batch[0].layout is not None:
@@ -59,14 +59,14 @@ class Gather:
             else:
                 yield state.on_host(batch[0].tensor) if self.rank == 0 else None
 
-    def _send_parts(self, batch: Sequence[Entry]) -> Iterator[None]:
+    def _send_parts(self, batch: Sequence[StateEntry]) -> Iterator[None]:
         pieces = [entry.tensor.detach().reshape(-1)[: self._length(entry, self.rank)].cpu() for entry in batch]
         own = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
         for piece in _bytes(own).split(BUCKET_BYTES):
             dist.send(piece, dst=0, group=self._group)
         yield from (None for _ in batch)
 
-    def _receive_parts(self, batch: Sequence[Entry]) -> Iterator[Array]:
+    def _receive_parts(self, batch: Sequence[StateEntry]) -> Iterator[Array]:
         wholes = [_room(prod(entry.shape), entry.tensor.dtype).view(entry.shape) for entry in batch]
         for rank in range(self._size):
             lengths = [self._length(entry, rank) for entry in batch]
@@ -88,7 +88,7 @@ class Gather:
         while wholes:
             yield state.on_host(wholes.pop(0))
 
-    def _length(self, entry: Entry, rank: int) -> int:
+    def _length(self, entry: StateEntry, rank: int) -> int:
         """Return how many elements ``rank`` sends of an entry."""
         assert entry.layout is not None
         return sent_length(rank, entry.layout)
@@ -110,9 +110,9 @@ def _room(length: int, dtype: torch.dtype) -> Tensor:
     return torch.from_numpy(np.empty(length * dtype.itemsize, np.uint8)).view(dtype)
 
 
-def _batches(entries: Sequence[Entry]) -> Iterator[list[Entry]]:
+def _batches(entries: Sequence[StateEntry]) -> Iterator[list[StateEntry]]:
     """Group entries that are sent together: split ones of one type up to ``BUCKET_BYTES``; all others alone."""
-    batch: list[Entry] = []
+    batch: list[StateEntry] = []
     batch_bytes = 0
     for entry in entries:
         size_bytes = prod(entry.shape) * entry.tensor.dtype.itemsize
@@ -131,7 +131,7 @@ class TorchStream:
 
     def __init__(
         self,
-        entries: Mapping[Part, Mapping[str, Entry]],
+        entries: Mapping[Part, Mapping[str, StateEntry]],
         counters: dict[str, float],
         gather: Gather,
         *,
@@ -152,11 +152,11 @@ class TorchStream:
         return self._gather.arrays([entries[name] for name in names])
 
 
-def _copy_to_host(entries: Mapping[Part, Mapping[str, Entry]], *, rank: int) -> dict[Part, dict[str, Entry]]:
+def _copy_to_host(entries: Mapping[Part, Mapping[str, StateEntry]], *, rank: int) -> dict[Part, dict[str, StateEntry]]:
     """Copy what this rank contributes to the host: its parts, and on rank 0 whole arrays; tied weights once."""
     copies: dict[Any, Tensor] = {}
 
-    def copy(entry: Entry) -> Entry:
+    def copy(entry: StateEntry) -> StateEntry:
         x = entry.tensor
         if entry.layout is None and rank != 0:
             return entry

@@ -3,9 +3,11 @@
 import os
 from datetime import timedelta
 
+import torch
 from torch import distributed as dist
 
 from mtrain.backends._torch import internals
+from mtrain.backends._torch.collective import DistributedCollective
 from mtrain.backends._torch.ranks.store import listening_store
 from mtrain.errors import LaunchError
 
@@ -34,6 +36,14 @@ def join(backend: str, *, on_cuda: bool, timeout: timedelta) -> None:
             f"backend {backend} was not started by torchrun: {error}; use `mtrain -c SPEC --backend {backend}`, or "
             "`torchrun -m mtrain.rank.worker`"
         ) from error
+
+
+def connect(backend: str, target: torch.device, *, timeout: timedelta) -> DistributedCollective:
+    """Join the default process group as ``join`` does, and return the collective over it; ``target``: this rank's device."""
+    on_cuda = target.type == "cuda"
+    join(backend, on_cuda=on_cuda, timeout=timeout)
+    # Numpy arrays and objects travel over gloo, so that they never wait for a device.
+    return DistributedCollective(host_group=dist.new_group(backend="gloo", timeout=timeout) if on_cuda else None)
 
 
 def _own_store(timeout: timedelta) -> dist.distributed_c10d.Store | None:

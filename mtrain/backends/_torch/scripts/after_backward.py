@@ -1,19 +1,19 @@
 """Average gradients after the backward pass, for jobs whose script decides which model is trained when."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import nullcontext
 
 import torch
 from torch import Tensor
 
 from mtrain.backends._torch.collective import TorchCollective
-from mtrain.core.interfaces import Array
+from mtrain.backends.engine import NoExchange, have_gradients
+from mtrain.core.overriding import override
 
 MESSAGE_ELEMENTS = 8 * 1024 * 1024
 """Gradient elements of a message: 32 MiB in float32."""
 
 
-class AfterBackward:
+class AfterBackward(NoExchange):
     """The ``Exchange`` of a model on which nothing hangs, so that any graph may go through it.
 
     DDP and Horovod's optimizer send gradients while they are computed, and expect one backward pass through the whole model
@@ -25,18 +25,14 @@ class AfterBackward:
         self._parameters = list(trained.values())
         self._collective = collective
 
-    def during(self, *, last: bool) -> nullcontext[None]:
-        """Do nothing around a micro batch."""
-        return nullcontext()
-
+    @override
     def finish(self) -> None:
         """Average the gradients over the ranks; every rank must call, for the same model.
 
         A gradient that only some ranks have is averaged with zeros; one that no rank has stays absent, as in a job of one
         rank.
         """
-        own_flags: Array = torch.tensor([float(p.grad is not None) for p in self._parameters]).numpy()
-        flags = self._collective.all_reduce(own_flags, "max").tolist()
+        flags = have_gradients(self._parameters, self._collective)
         present = [parameter for parameter, flag in zip(self._parameters, flags, strict=True) if flag]
         for message in messages(present):
             gradients = [p.grad if p.grad is not None else torch.zeros_like(p) for p in message]

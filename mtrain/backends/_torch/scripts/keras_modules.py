@@ -18,7 +18,7 @@ SEED_STATE = "seed_generator_state"
 SEEDS = 1 << 31
 
 
-def seed() -> None:
+def seed_keras() -> None:
     """Seed what Keras draws start weights from, where it is imported, as torch was seeded last."""
     if (keras := _with_torch()) is not None:
         keras.utils.set_random_seed(torch.initial_seed() % (1 << 32))

@@ -13,7 +13,7 @@ from mtrain.backends._torch.native import Made
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class ParameterPiece:
     """A tensor in the place of a parameter, which stands for some of the parameter's elements."""
 
     tensor: Tensor
@@ -29,7 +29,7 @@ class Piece:
         return piece.to(self.tensor.device, copy=True).reshape(self.tensor.shape)
 
 
-def move_optimizer(made: Made, pieces: Mapping[int, Piece]) -> Any:
+def move_optimizer(made: Made, pieces: Mapping[int, ParameterPiece]) -> Any:
     """Return a copy of an optimizer that steps ``pieces`` in the place of its parameters, which are the keys, by identity.
 
     Parameters without a piece are left out. Whatever else the optimizer holds is copied with it.

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from mtrain.backends._torch.native import Made, NativeRule
 from mtrain.backends._torch.parts.shards import Part, first_element
-from mtrain.backends._torch.scripts.native_copies import Piece, move_optimizer
-from mtrain.backends._torch.scripts.native_trial import Trials, Verdict, check_resumes
+from mtrain.backends._torch.scripts.native_copies import ParameterPiece, move_optimizer
+from mtrain.backends._torch.scripts.native_trial import Trials, TrialVerdict, check_resumes
 from mtrain.core.interfaces import Array
 from mtrain.core.overriding import override
 from mtrain.errors import SpecError
@@ -58,7 +58,7 @@ def rule_for_parts(
             type(made.optimizer).__name__,
         )
     pieces = {
-        id(made.parameters[name]): Piece(tensor, first_element(parts[name], rank))
+        id(made.parameters[name]): ParameterPiece(tensor, first_element(parts[name], rank))
         for name, tensor in zip(names, held, strict=True)
     }
     rule = PartsNativeRule(move_optimizer(made, pieces), held, split=verdict.split)
@@ -66,13 +66,13 @@ def rule_for_parts(
     return rule
 
 
-def decide(made: Made) -> Verdict:
+def decide(made: Made) -> TrialVerdict:
     """Return what a trial has found of an optimizer that steps parts of arrays.
 
     Raises:
         SpecError: it needs whole arrays; the message says why.
     """
-    verdict = Trials(made).split()
+    verdict = Trials(made).try_parts()
     if verdict.problem:
         raise SpecError(
             f"session.prepare: this backend splits arrays over the ranks, but {verdict.problem}; use backend solo, ddp, horovod or "

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from mtrain.backends._torch.native import Made, NativeRule
-from mtrain.backends._torch.scripts.native_copies import Piece, move_optimizer
+from mtrain.backends._torch.scripts.native_copies import ParameterPiece, move_optimizer
 from mtrain.backends._torch.state import to_numpy
 from mtrain.errors import SpecError
 
@@ -33,7 +33,7 @@ otherwise, and those of a part are others."""
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class TrialVerdict:
     """What a trial has found."""
 
     problem: str = ""
@@ -73,27 +73,27 @@ class Trials:
         self._choose = _choose(made)
         self._shapes = [_small(made.shapes[id(parameter)]) for parameter in self._choose]
 
-    def split(self) -> Verdict:
+    def try_parts(self) -> TrialVerdict:
         """Find out whether the optimizer steps pieces of flattened arrays to the values of whole arrays."""
         name = type(self._made.optimizer).__name__
         if isinstance(self._made.optimizer, torch.optim.LBFGS):
-            return Verdict(f"{name} joins all arrays into one vector")
+            return TrialVerdict(f"{name} joins all arrays into one vector")
         with _random_numbers_kept(self._choose):
             try:
                 whole = self._copy(self._shapes, [0] * len(self._shapes))
                 whole.run(self._gradients, range(UPDATES))
             except Exception as error:
-                return Verdict(f"{name} could not be tried: {type(error).__name__}: {error}")
+                return TrialVerdict(f"{name} could not be tried: {type(error).__name__}: {error}")
             try:
                 pieces = [self._piece(0), self._piece(1)]
                 if (verdict := _compare(name, whole, pieces)).problem:
                     return verdict
                 pieces.append(self._piece(2))
             except Exception as error:
-                return Verdict(f"{name} fails on parts of arrays: {type(error).__name__}: {error}")
+                return TrialVerdict(f"{name} fails on parts of arrays: {type(error).__name__}: {error}")
             return _compare(name, whole, pieces)
 
-    def resumed(self) -> str:
+    def try_resume(self) -> str:
         """Return why a job that is resumed would go on otherwise, empty if it would not or if that cannot be tried."""
         shapes, firsts = self._shapes, [0] * len(self._shapes)
         with _random_numbers_kept(self._choose):
@@ -130,7 +130,7 @@ class Trials:
             for value, first, shape in zip(values, firsts, shapes, strict=True)
         ]
         pieces = {
-            id(parameter): Piece(own, first)
+            id(parameter): ParameterPiece(own, first)
             for parameter, own, first in zip(self._choose, parameters, firsts, strict=True)
         }
         return _Trial(move_optimizer(self._made, pieces), parameters)
@@ -177,9 +177,9 @@ def _small(shape: torch.Size) -> tuple[int, ...]:
     return tuple(min(length, SIDES.get(len(shape), SIDE)) for length in shape)
 
 
-def _compare(name: str, whole: _Trial, pieces: Sequence[_Trial]) -> Verdict:
+def _compare(name: str, whole: _Trial, pieces: Sequence[_Trial]) -> TrialVerdict:
     """Compare weights and moments of whole arrays with those of their pieces."""
-    verdict = Verdict()
+    verdict = TrialVerdict()
     for place, parameter in enumerate(whole.parameters):
         joined = torch.cat([piece.parameters[place].detach() for piece in pieces])
         verdict = _with(verdict, name, parameter.detach(), joined)
@@ -203,13 +203,13 @@ def _compare(name: str, whole: _Trial, pieces: Sequence[_Trial]) -> Verdict:
                     verdict = _with(verdict, name, tensor, part)
             else:
                 entry, shape = moment.partition(".")[2], tuple(whole.parameters[place].shape)
-                return Verdict(
+                return TrialVerdict(
                     f"{name} keeps {entry!r} of shape {tuple(tensor.shape)} for a parameter of shape {shape}"
                 )
     return verdict
 
 
-def _with(verdict: Verdict, name: str, whole: Tensor, joined: Tensor) -> Verdict:
+def _with(verdict: TrialVerdict, name: str, whole: Tensor, joined: Tensor) -> TrialVerdict:
     """Return the verdict after values of a whole array were compared with those of its pieces."""
     whole, joined = whole.reshape(-1), joined.reshape(-1)
     if torch.equal(whole, joined) or verdict.problem:
@@ -219,7 +219,7 @@ def _with(verdict: Verdict, name: str, whole: Tensor, joined: Tensor) -> Verdict
     rounding = LAST_BITS * torch.finfo(whole.dtype).eps if whole.is_floating_point() else 0.0
     if difference <= rounding:
         return replace(verdict, same_bits=False)
-    return Verdict(
+    return TrialVerdict(
         f"{name} computes other values on parts of an array than on the whole array, by up to {difference:.1g} of a value"
     )
 
@@ -238,7 +238,7 @@ def check_resumes(made: Made) -> None:
     Raises:
         SpecError: a trial has gone on otherwise.
     """
-    if problem := Trials(made).resumed():
+    if problem := Trials(made).try_resume():
         raise SpecError(
             f"session.prepare: a job with {type(made.optimizer).__name__} cannot be resumed exactly: {problem}; keep what changes "
             "while training in `state` or `param_groups` of the optimizer"

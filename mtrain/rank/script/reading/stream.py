@@ -180,7 +180,7 @@ class Stream(Reading):
         """Yield the samples of each micro batch of this rank; its own part of a stream is divided for this rank alone."""
         # Parts of ranks differ, so a rank's shares are those of one rank with as many passes.
         own = shares if self._shard is None else Shares(rank=0, size=1, shards=1, rounds=shares.passes)
-        for places in own.divided(np.arange(len(samples))):
+        for places in own.divide(np.arange(len(samples))):
             yield [samples[int(place)] for place in places]
 
     def _batch(self, samples: Sequence[Any]) -> Any:

@@ -118,7 +118,7 @@ ON_RANKS: Mapping[Check, Callable[[Site], list[Measure]]] = {
         id="collective.place",
         claim="Every rank has its own number, and knows how many there are.",
         means="ranks train on the same samples.",
-        look="Collective.rank, local_rank, size",
+        look="Collective.rank, size",
     ): collectives.place,
     Check(
         id="collective.reduces",

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.distributed.tensor.parallel import ColwiseParallel
 
-from mtrain.backends._fsdp.layout import Layout
+from mtrain.backends._fsdp.layout import MeshLayout
 from mtrain.backends._torch.parts.shards import held_by, sent_length
 from mtrain.backends.fsdp import Fsdp
 from mtrain.core.interfaces import Mesh, Recipe
@@ -27,7 +27,7 @@ from mtrain_language.meshes.tensor_styles import output_of, share, short_length
 @pytest.mark.parametrize("lengths", [(1, 2, 2), (2, 2, 1), (2, 1, 2), (2, 2, 2)])
 def test_parts_of_a_mesh_cover_an_array_once(axis, lengths):
     mesh = Mesh(replicate=lengths[0], shard=lengths[1], tensor=lengths[2])
-    boxes = Layout(mesh, ranks=None).boxes({"a": (6, 4)}, {} if axis is None else {"a": axis})["a"]
+    boxes = MeshLayout(mesh, ranks=None).boxes({"a": (6, 4)}, {} if axis is None else {"a": axis})["a"]
     counts = torch.zeros(6, 4)
     for rank in range(mesh.size):
         if sent_length(rank, boxes):
@@ -41,7 +41,7 @@ def test_parts_of_a_mesh_cover_an_array_once(axis, lengths):
 def test_parts_of_stages_cover_an_array_once(axis, stages):
     """Also one that two stages hold, as a tied embedding."""
     mesh = Mesh(replicate=2, shard=2, tensor=2, pipeline=3)
-    boxes = Layout(mesh, ranks=None).boxes({"a": (6, 4)}, {} if axis is None else {"a": axis}, {"a": stages})["a"]
+    boxes = MeshLayout(mesh, ranks=None).boxes({"a": (6, 4)}, {} if axis is None else {"a": axis}, {"a": stages})["a"]
     counts, holders = torch.zeros(6, 4), set()
     for rank in range(mesh.size):
         part = held_by(rank, boxes, counts)
@@ -67,7 +67,7 @@ def test_ranks_of_a_pipeline_have_the_same_samples():
 
 
 def test_a_part_is_cut_by_the_tensor_group_first_and_then_by_shards():
-    boxes = Layout(Mesh(replicate=1, shard=2, tensor=2), ranks=None).boxes({"a": (8, 6)}, {"a": 0})["a"]
+    boxes = MeshLayout(Mesh(replicate=1, shard=2, tensor=2), ranks=None).boxes({"a": (8, 6)}, {"a": 0})["a"]
     assert boxes.held == (((0, 2), (0, 6)), ((4, 6), (0, 6)), ((2, 4), (0, 6)), ((6, 8), (0, 6)))
 
 

@@ -16,7 +16,6 @@ class TensorflowCollective:
     def __init__(self, hvd: Any) -> None:
         self._hvd = hvd
         self.rank: int = hvd.rank()
-        self.local_rank: int = hvd.local_rank()
         self.size: int = hvd.size()
 
     def all_reduce(self, x: Any, op: Literal["sum", "mean", "max"]) -> Any:
@@ -40,7 +39,7 @@ class TensorflowCollective:
 class Alone:
     """``core.interfaces.Collective`` of a single process, with or without Horovod."""
 
-    rank = local_rank = 0
+    rank = 0
     size = 1
 
     def all_reduce(self, x: Any, op: Literal["sum", "mean", "max"]) -> Any:

@@ -94,7 +94,7 @@ class _Detector(Layer):
             scores_BNC = paddle.where(scores_BNC == best_BN1, scores_BNC, paddle.zeros_like(scores_BNC))
         xy_B2 = paddle.flip(scale_factor, [1])  # it has that of height first
         boxes_BN4 = boxes_BN4 / paddle.unsqueeze(paddle.concat((xy_B2, xy_B2), 1), 1)
-        return internals.suppressed(boxes_BN4, paddle.transpose(scores_BNC, (0, 2, 1)), self.settings)
+        return internals.suppress_boxes(boxes_BN4, paddle.transpose(scores_BNC, (0, 2, 1)), self.settings)
 
 
 def write(network: Layer, weights: Mapping[str, Array], program: Program) -> list[str]:

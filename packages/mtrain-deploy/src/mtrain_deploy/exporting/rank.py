@@ -215,7 +215,7 @@ def program_of(resolved: Resolved, plugin: Any, request: Mapping[str, Any]) -> P
         raise SpecError(
             f"data.image_size: {side} is no multiple of {step}, the step of {spec.model.name}; use {max(round(side / step), 1) * step}"
         )
-    inputs = [given.asked(channels_first=request["channels_first"], floats=request["floats"]) for given in inputs]
+    inputs = [given.in_form(channels_first=request["channels_first"], floats=request["floats"]) for given in inputs]
     program = _program(request, inputs, size_step=plugin.size_step if request["dynamic_size"] else 0)
     plugin.check_program(program)
     return program

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from mtrain.backends._fsdp.engine import FsdpEngine, FsdpExchange
-from mtrain.backends._fsdp.layout import Layout
+from mtrain.backends._fsdp.layout import MeshLayout
 from mtrain.backends._fsdp.sharding import OwnParts, shard_unit
 from mtrain.core.interfaces import Mesh, Recipe
 from mtrain.core.overriding import override
@@ -38,13 +38,13 @@ class Layers:
         self.holders = None if self._division is None else self._division.holders
         """Parameter -> the stages that hold it; None: there is one stage."""
 
-    def share(self, layout: Layout) -> None:
+    def share(self, layout: MeshLayout) -> None:
         """Leave this rank its part of the layers that its group shares, in place; weights are without values."""
         if self._plan:
             self._summed = share_layers(self._model, self._plan, layout)
 
     def exchange(
-        self, engine: FsdpEngine, layout: Layout, recipe: Recipe | None, own: OwnParts, *, prepared: list[nn.Module]
+        self, engine: FsdpEngine, layout: MeshLayout, recipe: Recipe | None, own: OwnParts, *, prepared: list[nn.Module]
     ) -> FsdpExchange:
         """Split what this rank holds over its shards; return the exchange of gradients. Every rank must call.
 
@@ -67,7 +67,7 @@ class Layers:
             exchange.add_up(summed, layout.tensor.get_group())
         return exchange
 
-    def _in_stages(self, engine: FsdpEngine, layout: Layout, recipe: Recipe, own: OwnParts) -> Pipeline:
+    def _in_stages(self, engine: FsdpEngine, layout: MeshLayout, recipe: Recipe, own: OwnParts) -> Pipeline:
         """Leave this rank the weights of its stage, split over its shards, and let a schedule compute the model."""
         model, division = self._model, self._division
         assert division is not None, "the caller has asked"

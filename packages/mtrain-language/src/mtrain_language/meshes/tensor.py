@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from torch import nn
 
-from mtrain.backends._fsdp.layout import Layout
+from mtrain.backends._fsdp.layout import MeshLayout
 from mtrain.core.interfaces import Mesh
 from mtrain_language.meshes import tensor_styles, vocabulary
 from mtrain_language.meshes.sequence import share_texts
@@ -24,7 +24,7 @@ def whole_plan(model: nn.Module, mesh: Mesh) -> dict[str, Style]:
     return plan
 
 
-def share_layers(model: nn.Module, plan: Mapping[str, Style], layout: Layout) -> list[str]:
+def share_layers(model: nn.Module, plan: Mapping[str, Style], layout: MeshLayout) -> list[str]:
     """Leave this rank its part of the layers that its group shares, in place; weights may be without values.
 
     Returns the names of parameters whose gradients are to be added up over the group.
