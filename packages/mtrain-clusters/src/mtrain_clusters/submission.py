@@ -108,7 +108,7 @@ def prepare(loaded: "Loaded") -> Prepared:
             f"--ips {','.join(loaded.spec.cluster.ips)}: the scheduler chooses the hosts of a job that is submitted; "
             "give their number with --nnodes"
         )
-    plan = _planned(loaded)
+    plan = _plan(loaded)
     submission = _submission(loaded, _name(loaded), plan)
     cluster = loaded.spec.cluster
     return Prepared(
@@ -275,7 +275,7 @@ def queue_of_job(job: QueuedJob, *, registry: Registry | None = None) -> Queue:
     return queue
 
 
-def _planned(loaded: "Loaded") -> "Plan":
+def _plan(loaded: "Loaded") -> "Plan":
     """Plan the job on as many hosts as it asks for, so that what cannot work is refused before it waits in a queue.
 
     Raises:

@@ -22,7 +22,7 @@ from mtrain_deploy.serving.application import build
 from mtrain_deploy.serving.decoding import SHARE_PIXELS, PixelBudget
 from mtrain_deploy.serving.metrics import Metrics
 from mtrain_deploy.serving.refusal import Refusal
-from mtrain_deploy.serving.settings import Settings
+from mtrain_deploy.serving.settings import ServeSettings
 
 WAIT_S = 60.0
 
@@ -77,7 +77,7 @@ def with_client(scenario: Callable[[Client], Coroutine[Any, Any, None]], **setti
     """Run a scenario with an application that computes."""
 
     async def running() -> None:
-        app = build(Colours(), Settings(**settings))
+        app = build(Colours(), ServeSettings(**settings))
         computing = asyncio.create_task(app.state.service.run())
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://x") as client:
             await scenario(Client(client, app))
@@ -105,10 +105,10 @@ def test_images_are_counted_by_their_headers_before_any_is_decoded(decoding, for
 
 
 def test_a_request_may_have_twice_the_pixels_of_an_image_unless_told_otherwise():
-    assert Settings(max_pixels=1000).request_pixels == 2000
-    assert Settings(max_pixels=1000, max_request_pixels=500).request_pixels == 500
+    assert ServeSettings(max_pixels=1000).request_pixels == 2000
+    assert ServeSettings(max_pixels=1000, max_request_pixels=500).request_pixels == 500
     with pytest.raises(UsageError, match="max_request_pixels"):
-        Settings(max_request_pixels=0)
+        ServeSettings(max_request_pixels=0)
 
 
 def test_while_a_request_decodes_a_thread_is_left_for_others(decoding):

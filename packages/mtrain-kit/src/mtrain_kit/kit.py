@@ -18,7 +18,7 @@ from mtrain_kit import rank_records, training
 from mtrain_kit.catalogue import CHECKS, DIES, ENTERS, LEAVES, LIGHT, ON_RANKS, ONE, TASK
 from mtrain_kit.check_context import processes_of
 from mtrain_kit.checks import Check, Finding, Measure, none_of, worst_of_ranks
-from mtrain_kit.jobs import Ended, Jobs, PluginTestRequest
+from mtrain_kit.jobs import JobEnd, Jobs, PluginTestRequest
 from mtrain_kit.rank_records import JobRecords
 from mtrain_kit.ranks import THREADS_FILE
 from mtrain_kit.teardown import DEATH_FILE
@@ -53,7 +53,7 @@ class Conformance:
     findings: list[Finding] = field(default_factory=list)
 
     @property
-    def passed(self) -> bool:
+    def has_passed(self) -> bool:
         """Return whether every requested check was run and passed."""
         return all(finding.verdict == "passed" for finding in self.findings)
 
@@ -68,7 +68,7 @@ class Conformance:
             "precision": self.precision,
             "folder": str(self.folder),
             "seconds": round(self.seconds, 1),
-            "passed": self.passed,
+            "passed": self.has_passed,
             "checks": [finding.as_json() for finding in self.findings],
         }
 
@@ -101,13 +101,13 @@ class _Kit:
         self._checks = choose_checks(request.only)
         self._references = references or folder / "references"
         self._jobs = Jobs(request, folder, self._references)
-        described, provider = self._jobs.described()
+        described, provider = self._jobs.tested_backend()
         ranks = request.ranks if request.ranks is not None else (1 if described.rendezvous == "none" else RANKS)
         if ranks not in SIZES:
             raise UsageError(f"--ranks {ranks}: expected one of {', '.join(map(str, SIZES))}")
         self._ranks = ranks
         self._framework: str = described.framework
-        first = self._jobs.plan(self._jobs.tested(ranks), folder / "plan", ("--part", "checks"))
+        first = self._jobs.plan(self._jobs.tested_spec(ranks), folder / "plan", ("--part", "checks"))
         self._result = Conformance(
             backend=request.name,
             provider=provider,
@@ -151,13 +151,13 @@ class _Kit:
             self._request.tell(f"{self._result.backend}, {self._ranks} ranks: {', '.join(c.id for c in waiting)}")
             check_ids = ",".join(check.id for check in waiting)
             arguments = ("--part", "checks", "--checks", check_ids)
-            ended = self._jobs.run(self._jobs.tested(self._ranks), f"checks-{attempt}", arguments)
+            ended = self._jobs.run(self._jobs.tested_spec(self._ranks), f"checks-{attempt}", arguments)
             records = JobRecords.of(ended.run_dir, self._ranks)
             self._result.precision = rank_records.read_facts(ended.run_dir).get("precision", self._result.precision)
-            unfinished = (check for check in (LIGHT, ENTERS, *waiting, LEAVES) if not records.finished(check))
+            unfinished = (check for check in (LIGHT, ENTERS, *waiting, LEAVES) if not records.is_finished(check))
             culprit = next(unfinished, LEAVES if ended.code else None)
             for check in waiting:
-                if check is not culprit and records.finished(check):
+                if check is not culprit and records.is_finished(check):
                     more = [_ports_taken(ended)] if check is LEAVES else []
                     findings.append(Finding(check=check, measures=worst_of_ranks([*records.measures(check), *more])))
             if culprit is not None:
@@ -169,14 +169,14 @@ class _Kit:
         return findings
 
     def _one(self) -> Finding:
-        ended = self._jobs.run(self._jobs.tested(1), "one", ("--part", "one"))
+        ended = self._jobs.run(self._jobs.tested_spec(1), "one", ("--part", "one"))
         records = JobRecords.of(ended.run_dir, 1)
-        if ended.code or not records.finished(ONE):
+        if ended.code or not records.is_finished(ONE):
             return Finding(check=ONE, error=error_of(ended))
         return Finding(check=ONE, measures=worst_of_ranks(records.measures(ONE)))
 
     def _death(self) -> Finding:
-        ended = self._jobs.run(self._jobs.tested(self._ranks), "death", ("--part", "death"))
+        ended = self._jobs.run(self._jobs.tested_spec(self._ranks), "death", ("--part", "death"))
         file = ended.run_dir / DEATH_FILE
         if not file.is_file():
             return Finding(check=DIES, error=f"the job ended before a rank was killed: {error_of(ended)}")
@@ -201,7 +201,7 @@ class _Kit:
             *("evaluate.every_epochs=null", "report.plots=false", "data.workers=0"),
         )
         results = []
-        solo, tested = self._jobs.solo(self._framework, short), self._jobs.tested(self._ranks, short)
+        solo, tested = self._jobs.solo(self._framework, short), self._jobs.tested_spec(self._ranks, short)
         for name, loaded in (("task-solo", solo), ("task", tested)):
             ended = self._jobs.run(loaded, name, None)
             newest = store.newest(RunFolder(ended.run_dir).checkpoints)
@@ -221,7 +221,7 @@ class _Kit:
         return Finding(check=TASK, measures=measures)
 
 
-def _ports_taken(ended: Ended) -> Measure:
+def _ports_taken(ended: JobEnd) -> Measure:
     """Measure the ports on which the processes of a job listened and which are still in use.
 
     They are checked after the job: a port that a framework holds until its process ends (Paddle's store) is harmless.
@@ -230,7 +230,7 @@ def _ports_taken(ended: Ended) -> Measure:
     return none_of("ports still in use after the job", [str(port) for port in ports if not _is_free(port)])
 
 
-def error_of(ended: Ended) -> str:
+def error_of(ended: JobEnd) -> str:
     """Return the error that ended a job, in one or two lines."""
     stuck = rank_records.stuck(ended.run_dir)
     if stuck:

@@ -21,7 +21,7 @@ from mtrain.system.runfolder import RunFolder
 from mtrain_kit import kit, training
 from mtrain_kit import plugin_checks as checks
 from mtrain_kit.checks import Check, Finding, Measure, none_of, worst_of_ranks
-from mtrain_kit.jobs import Ended, PluginTestRequest, run_whole
+from mtrain_kit.jobs import JobEnd, PluginTestRequest, run_whole
 from mtrain_kit.plugin_partners import PER_RANK, backends_of, frameworks, partners
 from mtrain_kit.plugin_probe import MARK
 
@@ -69,7 +69,7 @@ class PluginConformance:
     findings: list[Finding] = field(default_factory=list)
 
     @property
-    def passed(self) -> bool:
+    def has_passed(self) -> bool:
         """Return whether no check failed; one that cannot be made here, for want of a framework, is no failure."""
         return all(finding.verdict != "failed" for finding in self.findings)
 
@@ -79,7 +79,7 @@ class PluginConformance:
             **{key: value for key, value in asdict(self).items() if key not in ("findings", "folder")},
             "folder": str(self.folder),
             "seconds": round(self.seconds, 1),
-            "passed": self.passed,
+            "passed": self.has_passed,
             "checks": [finding.as_json() for finding in self.findings],
         }
 
@@ -131,7 +131,7 @@ class _Tested:
         entry = self._loaded.registry.find(kind, self._name)
         self.provider = str(entry.provider)
         self._probed: dict[str, Any] = {}
-        self._ended: dict[str, Ended] = {}
+        self._ended: dict[str, JobEnd] = {}
 
     def finding(self, check: Check) -> Finding:
         """Make one check."""
@@ -245,7 +245,7 @@ class _Tested:
         *,
         resume: Path | None = None,
         hash_seed: str = "1",
-    ) -> Ended:
+    ) -> JobEnd:
         """Run a job in the run folder ``name``, once. ``hash_seed`` decides the order of sets of texts."""
         if name not in self._ended:
             loaded = self._load(more or {})
@@ -256,7 +256,7 @@ class _Tested:
             self._ended[name] = run_whole(loaded, run_dir, request, resume=resume)
         return self._ended[name]
 
-    def _learnt(self, ended: Ended) -> dict[str, Any]:
+    def _learnt(self, ended: JobEnd) -> dict[str, Any]:
         newest = store.newest(RunFolder(ended.run_dir).checkpoints)
         if ended.code or newest is None:
             raise _JobFailed(kit.error_of(ended))

@@ -49,7 +49,7 @@ class JobRecords:
         """Read the records of the job in ``run_dir``; an incomplete line is ignored."""
         return cls(ranks=[_read(_folder(run_dir) / f"rank-{rank}.jsonl") for rank in range(ranks)])
 
-    def finished(self, check: Check) -> bool:
+    def is_finished(self, check: Check) -> bool:
         """Return whether every rank has finished the check."""
         return all(check.id in measures for measures in self.ranks)
 

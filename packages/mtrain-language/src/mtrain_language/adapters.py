@@ -86,7 +86,7 @@ def attach(module: Any, options: LoraOptions) -> Any:
     except Exception as error:  # peft raises many kinds
         raise SpecError(f"model.options.lora: peft cannot adapt the model: {error}") from error
     own = {name for name, parameter in module.named_parameters() if parameter.requires_grad}
-    module.register_state_dict_post_hook(_Kept(frozenset(own)))
+    module.register_state_dict_post_hook(_ModuleToSave(frozenset(own)))
     return module
 
 
@@ -110,7 +110,7 @@ def _is_in(target: str, names: Sequence[str]) -> bool:
     return any(name == target or name.endswith(f".{target}") for name in names)
 
 
-class _Kept:
+class _ModuleToSave:
     """A hook of ``state_dict`` that leaves in it what is trained, so that everything made from it holds nothing else."""
 
     def __init__(self, names: frozenset[str]) -> None:

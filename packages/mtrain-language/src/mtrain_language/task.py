@@ -60,7 +60,7 @@ class LanguageTask(TaskBase):
     @classmethod
     @override
     def divided(cls, data: Any, read_all: Callable[[], Any]) -> tuple[Any, Any] | None:
-        return None if data.split is None else read_all().divided(data.split, seed=data.split_seed)
+        return None if data.split is None else read_all().divide(data.split, seed=data.split_seed)
 
     @classmethod
     @override

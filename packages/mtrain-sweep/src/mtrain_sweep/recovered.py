@@ -15,14 +15,14 @@ from mtrain.spec.run_spec import lost_parts
 from mtrain.spec.yaml_reader import parse, read_text
 from mtrain.system import runfolder
 from mtrain_sweep.definition import SweepDefinition
-from mtrain_sweep.places import Place
-from mtrain_sweep.records import Records
+from mtrain_sweep.places import TrialFiles
+from mtrain_sweep.records import TrialRecords
 from mtrain_sweep.space import Parameter
 from mtrain_sweep.trial_jobs import end_leftovers
 
 
 def as_in_folder(
-    proposal: FrozenTrial, place: Place, definition: SweepDefinition, *, tell: Callable[[str], None]
+    proposal: FrozenTrial, place: TrialFiles, definition: SweepDefinition, *, tell: Callable[[str], None]
 ) -> FrozenTrial:
     """Return a new trial with the values that its folder has, where there is one of this number already.
 
@@ -51,7 +51,7 @@ def as_in_folder(
     )
 
 
-def _values_of(place: Place, definition: SweepDefinition) -> Mapping[str, Any] | None:
+def _values_of(place: TrialFiles, definition: SweepDefinition) -> Mapping[str, Any] | None:
     """Return the values of the trial's spec, else of its run's; None where neither can be read as a whole."""
     for file in (place.spec, runfolder.RunFolder(place.run_dir).spec_yml):
         if not file.is_file():
@@ -100,14 +100,14 @@ def _at(values: Mapping[str, Any], path: str) -> Any:
     return lookup(values, tuple(int(part) if part.isdigit() else part for part in path.split(".")))
 
 
-def _is_whole(place: Place, definition: SweepDefinition) -> bool:
+def _is_whole(place: TrialFiles, definition: SweepDefinition) -> bool:
     """Return whether the records reach as far as the summary says; a run without a summary goes on from its checkpoint."""
     summary = runfolder.read_summary(place.run_dir)
     last = summary.get("last")
     if summary.get("reason") != "done" or not isinstance(last, Mapping):
         return True
     try:
-        scores = Records(place.run_dir, definition).scores()
+        scores = TrialRecords(place.run_dir, definition).scores()
     except MtrainError:
         return False
     return bool(scores) and scores[-1].update == last.get("update")

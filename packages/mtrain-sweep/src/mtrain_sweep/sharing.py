@@ -14,7 +14,7 @@ from mtrain.errors import MtrainError
 from mtrain.system import environment, processes
 from mtrain.system.warm import PADDING, Ahead, Messages
 from mtrain_sweep.definition import SweepDefinition
-from mtrain_sweep.places import Place
+from mtrain_sweep.places import TrialFiles
 
 LOG = "warm.log"
 """What the warm process itself has printed: beside the logs of the trials."""
@@ -148,7 +148,7 @@ def copies_for(
         copier = _copier(loaded.job.backend.framework)
         if copier is None:
             return None
-        first = make_plan(loaded, run_dir=Place(folder, 0).run_dir).commands[0]
+        first = make_plan(loaded, run_dir=TrialFiles(folder, 0).run_dir).commands[0]
         kinds = [type(loaded.job.model), loaded.job.task_named(loaded.job.model_class.kind)]
         ahead = Ahead(
             copier=copier,

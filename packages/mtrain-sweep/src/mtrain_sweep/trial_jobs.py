@@ -19,7 +19,7 @@ from mtrain.spec.files import open_file
 from mtrain.spec.sources import FOREIGN, PREFIX, RESERVED
 from mtrain.system import environment, processes
 from mtrain.system.devices import HIDING
-from mtrain_sweep.places import Place
+from mtrain_sweep.places import TrialFiles
 from mtrain_sweep.sharing import CopiedJob, Copies
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ MOST_LOG_BYTES = 64 << 10
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Ended:
+class TrialEnd:
     """How the job of a trial ended."""
 
     code: int
@@ -51,7 +51,7 @@ class Ended:
 class TrialJob(Protocol):
     """A running job of a trial."""
 
-    def poll(self) -> Ended | None:
+    def poll(self) -> TrialEnd | None:
         """Return how the job has ended; None: it runs."""
         ...
 
@@ -71,7 +71,7 @@ class Process(Protocol):
 class LocalJob:
     """A command of this machine; it saves and ends when this process dies."""
 
-    def __init__(self, place: Place, *, gpus: Sequence[str] | None = None, copies: Copies | None = None) -> None:
+    def __init__(self, place: TrialFiles, *, gpus: Sequence[str] | None = None, copies: Copies | None = None) -> None:
         """Start the command.
 
         Args:
@@ -91,18 +91,18 @@ class LocalJob:
         else:
             self._process = CopiedJob(copies, pid)
 
-    def poll(self) -> Ended | None:
+    def poll(self) -> TrialEnd | None:
         """See ``TrialJob``."""
         code = self._process.poll()
         if code is None:
             return None
         if code == 0:
-            return Ended(code=0)
+            return TrialEnd(code=0)
         reason = _last_error(_read_from(self._log, self._before))
         if code < 0:
             name = signal.Signals(-code).name
-            return Ended(code=1, reason=f"its command was ended by {name}", killed=True)
-        return Ended(code=code, reason=reason, killed=code in (130, 143) or bool(KILLED.search(reason)))
+            return TrialEnd(code=1, reason=f"its command was ended by {name}", killed=True)
+        return TrialEnd(code=code, reason=reason, killed=code in (130, 143) or bool(KILLED.search(reason)))
 
     def stop(self, *, at_once: bool = False) -> None:
         """See ``TrialJob``."""
@@ -113,7 +113,7 @@ class LocalJob:
 class QueuedTrial:
     """A job in the queue of a scheduler; one that an earlier sweep process has submitted is taken over."""
 
-    def __init__(self, place: Place, loaded: "Loaded") -> None:
+    def __init__(self, place: TrialFiles, loaded: "Loaded") -> None:
         submission = package_parts.load("submissions", "queues", f"cluster.name: {loaded.spec.cluster.name}")
         self._queue: Queue = submission.queue_of(loaded)
         self._asked, self._unknown, self._errors = 0.0, 0, 0
@@ -121,7 +121,7 @@ class QueuedTrial:
         running = [job for job in known if not self._queue.state(job).ended]
         self._job: QueuedJob = running[-1] if running else submission.submit(submission.prepare(loaded))
 
-    def poll(self) -> Ended | None:
+    def poll(self) -> TrialEnd | None:
         """See ``TrialJob``."""
         if time.monotonic() - self._asked < ASK_S:
             return None
@@ -136,7 +136,7 @@ class QueuedTrial:
         self._errors = 0
         self._unknown = self._unknown + 1 if state.phase == "unknown" else 0
         if state.phase == "done":
-            return Ended(code=0)
+            return TrialEnd(code=0)
         if not state.ended and self._unknown < MOST_UNKNOWN:
             return None
         reason = (
@@ -145,7 +145,7 @@ class QueuedTrial:
         )
         code = state.code or 1
         cancelled = state.phase != "failed" or code in (130, 143)
-        return Ended(code=code, reason=reason, killed=cancelled or bool(KILLED.search(reason)))
+        return TrialEnd(code=code, reason=reason, killed=cancelled or bool(KILLED.search(reason)))
 
     def stop(self, *, at_once: bool = False) -> None:
         """See ``TrialJob``."""
@@ -153,7 +153,7 @@ class QueuedTrial:
             self._queue.cancel(self._job)
 
 
-def end_leftovers(place: Place) -> None:
+def end_leftovers(place: TrialFiles) -> None:
     """Wait for the processes that an earlier job of this trial has left; end those that do not end by themselves.
 
     A killed trial, or the trial of a killed sweep, may still be writing its last checkpoint.
@@ -167,7 +167,7 @@ def end_leftovers(place: Place) -> None:
     processes.send(left, signal.SIGKILL)
 
 
-def _processes_of(place: Place) -> list[psutil.Process]:
+def _processes_of(place: TrialFiles) -> list[psutil.Process]:
     """Return the processes whose command line names the trial's spec or run folder."""
     mine, words = os.getpid(), {str(place.spec), str(place.run_dir)}
     return [process for process in psutil.process_iter() if process.pid != mine and words & set(_words(process))]

@@ -17,7 +17,7 @@ from mtrain_sweep import definition as definitions
 from mtrain_sweep import recovered, starting
 from mtrain_sweep import search as sweep
 from mtrain_sweep.journal import Journal
-from mtrain_sweep.places import Place
+from mtrain_sweep.places import TrialFiles
 
 
 @pytest.fixture(autouse=True)
@@ -135,7 +135,7 @@ def half(file: Path) -> None:
 
 def real_summaries(folder: Path, number: int) -> Path:
     """Let a trial's summary say how far the run came, as that of a real run does; return the run folder."""
-    run_dir = Place(folder, number).run_dir
+    run_dir = TrialFiles(folder, number).run_dir
     (run_dir / "summary.json").write_text(json.dumps({"reason": "done", "last": {"update": 12}}))
     return run_dir
 
@@ -160,7 +160,7 @@ def test_a_trial_with_a_half_written_result_is_made_again(tmp_path: Path) -> Non
 def test_a_trial_whose_spec_lacks_its_last_line_alone_is_made_again(tmp_path: Path) -> None:
     folder = tmp_path / "sweep"
     run(folder, trials=1)
-    place = Place(folder, 0)
+    place = TrialFiles(folder, 0)
     (proposal,) = starting.open_sweep(folder).trials
     place.spec.write_text("".join(place.spec.read_text().splitlines(keepends=True)[:-1]))
     recovered.as_in_folder(proposal, place, definitions.read(folder), tell=lambda text: None)
@@ -171,7 +171,7 @@ def test_the_spec_of_the_run_stands_in_for_a_lost_one(tmp_path: Path) -> None:
     folder, settings = tmp_path / "sweep", {"trials": 4, "sampler": "random"}
     run(folder, **settings)
     before = table(folder)
-    (folder / "specs" / "0001.yml").rename(Place(folder, 1).run_dir / "spec.yml")
+    (folder / "specs" / "0001.yml").rename(TrialFiles(folder, 1).run_dir / "spec.yml")
     (folder / "study.db").unlink()
     run(folder, resume=True, **settings)
     assert table(folder) == before

@@ -44,7 +44,7 @@ from mtrain_trace.differences import (
 from mtrain_trace.loss_causes import of_one_side
 from mtrain_trace.reading import AVERAGE, Update
 from mtrain_trace.rounding import FIRST, NARROW_FLOORS
-from mtrain_trace.steps import Step
+from mtrain_trace.steps import UpdateStep
 
 NARROW_EFFECT = 0.5
 """Relative differences up to this may come from bfloat16 on one side alone; the steps of Adam grow those of gradients."""
@@ -61,8 +61,8 @@ def explain_bits(comparison: Comparison) -> list[str]:
     if place is None:
         return []
     b, drifted = comparison.b, []
-    if b.drifted is not None and comparison.a.drifted is None:
-        when = f"after update {b.drifted}" if b.drifted else "at the start"
+    if b.first_drift is not None and comparison.a.first_drift is None:
+        when = f"after update {b.first_drift}" if b.first_drift else "at the start"
         drifted = [f"its ranks do not hold the same weights {when}: gradients are not the same on all ranks"]
     ours, theirs = comparison.a.updates[place], comparison.b.updates[place]
     others = of_one_side("losses", ours.loss_parts, theirs.loss_parts) or _other_moments(comparison, place)
@@ -106,7 +106,7 @@ def _find_rounded(comparison: Comparison, what: str, place: int) -> list[str]:
         words = f"the forward pass is rounded differently ({size:.0e}): other kernels, another order of additions"
     else:
         words = f"a difference of {size:.0e} is the size of rounding"
-    if str(comparison.a.described["rule"]).lower() == "sgd":
+    if str(comparison.a.optimizer_facts["rule"]).lower() == "sgd":
         return [words]
     whole = "adam divides by the size of each gradient, so rounding of the small ones moves weights by whole steps"
     return [words, whole]
@@ -197,7 +197,9 @@ def _other_moments(comparison: Comparison, place: int) -> str:
 
 def _weights(comparison: Comparison, parting: Parting, ours: Update, theirs: Update) -> list[str]:
     if _other_rules(comparison):
-        return [f"the rules differ: A steps by {comparison.a.described['rule']}, B by {comparison.b.described['rule']}"]
+        return [
+            f"the rules differ: A steps by {comparison.a.optimizer_facts['rule']}, B by {comparison.b.optimizer_facts['rule']}"
+        ]
     if _other_steps(comparison, ours, theirs):
         return [
             f"the optimizer of A has counted {ours.steps or 0} steps before this one, that of B {theirs.steps or 0}: its state was "
@@ -220,7 +222,7 @@ def _weights(comparison: Comparison, parting: Parting, ours: Update, theirs: Upd
 
 def _other_rules(comparison: Comparison) -> bool:
     """Return whether the sides step by different rules, whose names torch and mtrain spell differently."""
-    return str(comparison.a.described["rule"]).lower() != str(comparison.b.described["rule"]).lower()
+    return str(comparison.a.optimizer_facts["rule"]).lower() != str(comparison.b.optimizer_facts["rule"]).lower()
 
 
 def _other_steps(comparison: Comparison, ours: Update, theirs: Update) -> bool:
@@ -245,8 +247,8 @@ def _moments(comparison: Comparison, parting: Parting, ours: Update, theirs: Upd
     ]
 
 
-def _step(comparison: Comparison, parting: Parting) -> Step:
-    return Step(comparison.a, comparison.b, parting.place or 0)
+def _step(comparison: Comparison, parting: Parting) -> UpdateStep:
+    return UpdateStep(comparison.a, comparison.b, parting.place or 0)
 
 
 def _average(comparison: Comparison, parting: Parting, ours: Update, theirs: Update) -> list[str]:

@@ -30,7 +30,7 @@ from mtrain_trace.differences import (
     Gap,
     apart,
 )
-from mtrain_trace.reading import AVERAGE, Row, Trace, Update
+from mtrain_trace.reading import AVERAGE, ArrayRow, Trace, Update
 from mtrain_trace.rounding import Rounding
 
 LARGE = 1e-4
@@ -271,7 +271,7 @@ def _align(a: Trace, b: Trace) -> tuple[Trace, Trace, list[str]]:
     return a, b, []
 
 
-def _has_start(trace: Trace, begin: Row) -> bool:
+def _has_start(trace: Trace, begin: ArrayRow) -> bool:
     total = differences.total(trace.start)
     return total is not None and total.digest == begin.digest
 
@@ -340,7 +340,7 @@ def _exact(ours: Update, theirs: Update, *, cast: bool) -> Parting | None:
 
 def precision_of(trace: Trace) -> str:
     """Return the formats in which a training computes, such as ``float32`` or ``float32, autocast to bfloat16``."""
-    dtypes = list(trace.processes[0].get("model_dtypes") or trace.described["dtypes"])
+    dtypes = list(trace.processes[0].get("model_dtypes") or trace.optimizer_facts["dtypes"])
     casts = {f"autocast to {update.autocast}" for update in trace.updates[:1] if update.autocast}
     sharded = [f"cast to {name} by FSDP" for name in trace.processes[0].get("fsdp_dtypes") or ()]
     return ", ".join([*dtypes, *casts, *sharded])

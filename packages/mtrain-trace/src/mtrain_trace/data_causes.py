@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from mtrain_trace import differences
 from mtrain_trace.comparing import Comparison, Parting
 from mtrain_trace.differences import SAMPLES, some
-from mtrain_trace.reading import Row, Trace, Update
+from mtrain_trace.reading import ArrayRow, Trace, Update
 
 _ORDER = (
     "{} goes through the data in the same order in every epoch, {} in a new one: one does not shuffle, or sampler.set_epoch(epoch) "
@@ -41,7 +41,7 @@ def start(comparison: Comparison, parting: Parting, _ours: Update, _theirs: Upda
         return ["start weights differ: another seed, other weights loaded; in which arrays, one side does not say"]
     if not parting.arrays:
         return ["trained weights start the same, other parts of the model (statistics, frozen weights) do not"]
-    alike, shapes = [name for name in a.start if name not in parting.arrays], a.described["shapes"]
+    alike, shapes = [name for name in a.start if name not in parting.arrays], a.optimizer_facts["shapes"]
     if all(_is_constant(a.start[name], shapes.get(name)) for name in alike):
         which = (
             "all weights start otherwise"
@@ -58,7 +58,7 @@ def start(comparison: Comparison, parting: Parting, _ours: Update, _theirs: Upda
     ]
 
 
-def _is_constant(row: Row, shape: Sequence[int] | None) -> bool:
+def _is_constant(row: ArrayRow, shape: Sequence[int] | None) -> bool:
     """Return whether an array holds zeros or ones alone, as biases and scales of norms do at the start."""
     return row.norm == 0 or (shape is not None and math.isclose(row.norm**2, math.prod(shape), rel_tol=1e-6))
 

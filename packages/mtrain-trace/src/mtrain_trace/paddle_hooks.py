@@ -136,7 +136,7 @@ def _wrap_scaler_step(listener: PaddleListener, owner: Any, name: str, place: in
         before = listener.updates_of(optimizer)
         result = original(*arguments, **keywords)
         if paddle.in_dynamic_mode():
-            attempt(listener.skipped, optimizer, before)
+            attempt(listener.note_skip, optimizer, before)
         return result
 
     setattr(owner, name, step)
@@ -158,7 +158,7 @@ def wrap(owner: Any, name: str, *, before: Callable[..., None] | None = None, af
     original = getattr(owner, name)
 
     @functools.wraps(original)
-    def wrapped(*arguments: Any, **keywords: Any) -> Any:
+    def wrapper(*arguments: Any, **keywords: Any) -> Any:
         dynamic = paddle.in_dynamic_mode()
         if before is not None and dynamic and paddle.is_grad_enabled():
             attempt(before, arguments, keywords)
@@ -167,7 +167,7 @@ def wrap(owner: Any, name: str, *, before: Callable[..., None] | None = None, af
             attempt(after, arguments, keywords, result)
         return result
 
-    setattr(owner, name, wrapped)
+    setattr(owner, name, wrapper)
 
 
 _failures: list[str] = []

@@ -49,13 +49,13 @@ class _Micro:
 
 
 @dataclass
-class _Watched:
+class _PaddleOptimizer:
     """One optimizer, with the arrays that it holds."""
 
     number: int
     optimizer: Any
     names: paddle_arrays.Names
-    groups: list[paddle_facts.Group]
+    groups: list[paddle_facts.ParameterGroup]
     updates: int = 0
     steps: int | None = None
     """Steps that its moments had counted when it was seen first."""
@@ -88,9 +88,9 @@ class PaddleListener:
         self._micro = _Micro()
         self._micro_batches: list[_Micro] = []
         self._clip: dict[str, float] | None = None
-        self._watched: dict[int, _Watched] = {}
+        self._watched: dict[int, _PaddleOptimizer] = {}
         self._described: list[dict[str, Any]] = []
-        self._stepping: _Watched | None = None
+        self._stepping: _PaddleOptimizer | None = None
 
     # What passes show ----------------------------------------------------------------------------------------------
 
@@ -174,7 +174,7 @@ class PaddleListener:
         if watched.applied >= paddle_facts.calls_of(optimizer):
             self._end(watched)
 
-    def skipped(self, optimizer: Any, updates: int) -> None:
+    def note_skip(self, optimizer: Any, updates: int) -> None:
         """Note that a gradient scaler has called no step: its gradients were not finite."""
         if self.updates_of(optimizer) == updates and self._micro_batches:
             if id(optimizer) not in self._watched:
@@ -195,7 +195,7 @@ class PaddleListener:
         """Begin to watch an optimizer: its names and its weights before the first step are recorded."""
         names = paddle_arrays.names_of(self.roots)
         held = paddle_facts.groups_of(optimizer, {id(parameter) for _, parameter in names.statistics})
-        watched = _Watched(len(self._watched), optimizer, names, held)
+        watched = _PaddleOptimizer(len(self._watched), optimizer, names, held)
         self._watched[id(optimizer)] = watched
         watched.steps = paddle_facts.steps_of(optimizer, watched.parameters)
         if self._out.nudge:
@@ -210,11 +210,11 @@ class PaddleListener:
         start = {"update": 0, "optimizer": watched.number, "weights": self._weights(watched)}
         self._out.write(recorder.ARRAYS, start)
 
-    def _shape(self, watched: _Watched, parameter: Any) -> list[int]:
+    def _shape(self, watched: _PaddleOptimizer, parameter: Any) -> list[int]:
         shape = [int(size) for size in parameter.shape]
         return shape[::-1] if id(parameter) in watched.names.transposed else shape
 
-    def _begin(self, watched: _Watched) -> None:
+    def _begin(self, watched: _PaddleOptimizer) -> None:
         """Open the next update of an optimizer."""
         self._out.end_after(watched.updates)
         watched.updates += 1
@@ -241,7 +241,7 @@ class PaddleListener:
         if self._out.is_full(update) and statistics:
             watched.parts["buffers"] = {name: paddle_arrays.measure(name, array) for name, array in statistics}
 
-    def _measure_gradients(self, watched: _Watched, pairs: Pairs) -> None:
+    def _measure_gradients(self, watched: _PaddleOptimizer, pairs: Pairs) -> None:
         if watched.record is None or not self._out.is_full(watched.updates):
             return
         for parameter, gradient in pairs:
@@ -249,7 +249,7 @@ class PaddleListener:
                 row = self._measure(watched, parameter, gradient)
                 watched.parts.setdefault("gradients", {})[watched.name(parameter)] = row
 
-    def _end(self, watched: _Watched) -> None:
+    def _end(self, watched: _PaddleOptimizer) -> None:
         """Write the update with the weights and moments that its step has left."""
         record, watched.record = watched.record, None
         if record is None:
@@ -267,17 +267,17 @@ class PaddleListener:
             names = {"update": watched.updates, "optimizer": watched.number}
             self._out.write(recorder.ARRAYS, {**names, **watched.parts})
 
-    def _measure(self, watched: _Watched, parameter: Any, tensor: Any, front: str = "") -> list[Any]:
+    def _measure(self, watched: _PaddleOptimizer, parameter: Any, tensor: Any, front: str = "") -> list[Any]:
         turned = id(parameter) in watched.names.transposed
         return paddle_arrays.measure(front + watched.name(parameter), tensor, transposed=turned)
 
-    def _weights(self, watched: _Watched) -> dict[str, list[Any]]:
+    def _weights(self, watched: _PaddleOptimizer) -> dict[str, list[Any]]:
         return {
             watched.name(p): self._measure(watched, p, paddle_facts.master_of(watched.optimizer, p))
             for p in watched.parameters
         }
 
-    def _digest(self, watched: _Watched) -> int:
+    def _digest(self, watched: _PaddleOptimizer) -> int:
         """Return the digest of all weights."""
         total = 0
         for parameter in watched.parameters:
@@ -286,7 +286,7 @@ class PaddleListener:
             total += mixing.digest(array, watched.name(parameter))
         return total & mixing.MASK
 
-    def _moments(self, watched: _Watched) -> dict[str, list[Any]]:
+    def _moments(self, watched: _PaddleOptimizer) -> dict[str, list[Any]]:
         found = {}
         for parameter in watched.parameters:
             for key, value in paddle_facts.moments_of(watched.optimizer, parameter):

@@ -14,7 +14,7 @@ EPOCHS = "epochs.jsonl"
 
 def findings(trace: Trace) -> list[str]:
     """Return in words what is wrong among the ranks of a training; empty for one rank."""
-    if trace.ranks < 2 or trace.described["sharded"]:
+    if trace.ranks < 2 or trace.optimizer_facts["sharded"]:
         return []
     return [*_starts(trace), *_saves(trace), *_metrics(trace), *_random_numbers(trace)]
 

@@ -19,7 +19,7 @@ PROBE_BYTES = 64 << 10
 
 
 @dataclass(frozen=True)
-class Settings:
+class RecordingSettings:
     """What is recorded of a command."""
 
     every: int = 1
@@ -45,7 +45,7 @@ class Settings:
 def run(
     command: Sequence[str],
     out: Path,
-    settings: Settings,
+    settings: RecordingSettings,
     *,
     variables: Mapping[str, str] | None = None,
     log: IO[str] | None = None,

@@ -107,13 +107,13 @@ class Hooks:
                 listener.see_epoch(epoch, logs)
 
         @functools.wraps(original)
-        def made(callbacks: Any, *arguments: Any, **keywords: Any) -> None:
+        def begin(callbacks: Any, *arguments: Any, **keywords: Any) -> None:
             original(callbacks, *arguments, **keywords)
             last = Last()
             last.set_model(keywords.get("model"))
             callbacks.callbacks.append(last)
 
-        list_class.__init__ = made
+        list_class.__init__ = begin
 
     def _wrap_step(self, owner: Any, options_of: Callable[..., Any], slots_of: Callable[..., Any]) -> None:
         original = owner.apply_gradients
@@ -253,14 +253,14 @@ def _number(value: Any) -> Any:
 def _hand_over(note: Callable[..., None], tensors: list[Any]) -> Any:
     """Call ``note`` with the values of tensors: at once, or whenever the graph that is being made is run."""
 
-    def called(*values: Any) -> Any:
+    def call(*values: Any) -> Any:
         attempt(note, *values)
         return np.int32(0)
 
     if tf.executing_eagerly():
-        called(*(np.asarray(tensor) for tensor in tensors))
+        call(*(np.asarray(tensor) for tensor in tensors))
         return None
-    return tf.numpy_function(called, tensors, tf.int32, stateful=True)
+    return tf.numpy_function(call, tensors, tf.int32, stateful=True)
 
 
 def wrap(owner: Any, name: str, *, before: Callable[..., None]) -> None:
@@ -268,11 +268,11 @@ def wrap(owner: Any, name: str, *, before: Callable[..., None]) -> None:
     original = getattr(owner, name)
 
     @functools.wraps(original)
-    def wrapped(*arguments: Any, **keywords: Any) -> Any:
+    def wrapper(*arguments: Any, **keywords: Any) -> Any:
         attempt(before, arguments, keywords)
         return original(*arguments, **keywords)
 
-    setattr(owner, name, wrapped)
+    setattr(owner, name, wrapper)
 
 
 _failures: list[str] = []

@@ -148,7 +148,7 @@ class Meter:
 
     def __init__(self) -> None:
         self._seeds: dict[str, int] = {}
-        self._layouts: dict[Any, tuple[Any, torch_mixing.Layout]] = {}
+        self._layouts: dict[Any, tuple[Any, torch_mixing.WeightLayout]] = {}
 
     def measure(self, part: str, pieces: Iterable[Piece], *, one_by_one: bool) -> Arrays | None:
         """Measure pieces on their devices, and start the copy of the results to the host; None where there are none.
@@ -168,7 +168,7 @@ class Meter:
             lates.append((names, torch_mixing.Late(digests), torch_mixing.Late(floats)))
         return Arrays(lates, one_by_one=one_by_one) if lates else None
 
-    def _layout(self, part: str, key: tuple[Any, Any], group: list[Piece]) -> torch_mixing.Layout:
+    def _layout(self, part: str, key: tuple[Any, Any], group: list[Piece]) -> torch_mixing.WeightLayout:
         places = [(name, start, tensor.numel()) for name, tensor, start in group]
         place = (part, group[0][0], *key)  # an engine measures the arrays of a part group by group
         known = self._layouts.get(place)
@@ -176,7 +176,7 @@ class Meter:
             for name, _, _ in places:
                 if name not in self._seeds:
                     self._seeds[name] = mixing.name_seed(name)
-            layout = torch_mixing.Layout([(self._seeds[name], start, n) for name, start, n in places], *key)
+            layout = torch_mixing.WeightLayout([(self._seeds[name], start, n) for name, start, n in places], *key)
             known = self._layouts[place] = (places, layout)
         return known[1]
 
@@ -188,7 +188,7 @@ class Arrays:
         self._lates = lates
         self.one_by_one = one_by_one
 
-    def joined(self, other: Arrays | None) -> Arrays:
+    def join(self, other: Arrays | None) -> Arrays:
         """Return these arrays and further ones of the same part."""
         return self if other is None else Arrays([*self._lates, *other._lates], one_by_one=self.one_by_one)
 

@@ -84,7 +84,7 @@ def _wrap_scaler_step(listener: TorchListener, scaler: Any) -> None:
     def step(self: Any, optimizer: Any, *arguments: Any, **keywords: Any) -> Any:
         before = listener.updates_of(optimizer)
         result = original(self, optimizer, *arguments, **keywords)
-        attempt(listener.skipped, optimizer, before)
+        attempt(listener.note_skip, optimizer, before)
         return result
 
     scaler.step = step
@@ -95,7 +95,7 @@ def wrap(owner: Any, name: str, *, before: Callable[..., None] | None = None, af
     original = getattr(owner, name)
 
     @functools.wraps(original)
-    def wrapped(*arguments: Any, **keywords: Any) -> Any:
+    def wrapper(*arguments: Any, **keywords: Any) -> Any:
         if before is not None and torch.is_grad_enabled():
             attempt(before, arguments, keywords)
         result = original(*arguments, **keywords)
@@ -103,7 +103,7 @@ def wrap(owner: Any, name: str, *, before: Callable[..., None] | None = None, af
             attempt(after, arguments, keywords, result)
         return result
 
-    setattr(owner, name, wrapped)
+    setattr(owner, name, wrapper)
 
 
 _failures: list[str] = []

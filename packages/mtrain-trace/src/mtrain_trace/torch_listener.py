@@ -131,7 +131,7 @@ class _Open:
 
 
 @dataclass
-class _Watched:
+class _TorchOptimizer:
     """One optimizer, with what it holds."""
 
     number: int
@@ -165,7 +165,7 @@ class TorchListener:
         self._micro = _Micro()
         self._micro_batches: list[_Micro] = []
         self._clip: _Clip | None = None
-        self._watched: dict[int, _Watched] = {}
+        self._watched: dict[int, _TorchOptimizer] = {}
         self._described: list[dict[str, Any]] = []
         self._kept: list[Any] = []
         self._cuts: dict[int, int] = {}
@@ -314,7 +314,7 @@ class TorchListener:
         if not self.engine_steps:
             self.end_update(optimizer)
 
-    def skipped(self, optimizer: Any, updates: int) -> None:
+    def note_skip(self, optimizer: Any, updates: int) -> None:
         """Note that a gradient scaler has called no step: its gradients were not finite."""
         if not self.engine_steps and self.updates_of(optimizer) == updates:
             self._renew(self._watch(optimizer), optimizer)
@@ -375,7 +375,7 @@ class TorchListener:
 
     def watch(self, optimizer: Any, holding: Holding) -> None:
         """Begin to watch an optimizer: its names and its weights before the first step are recorded."""
-        watched = _Watched(len(self._described), holding)
+        watched = _TorchOptimizer(len(self._described), holding)
         self._watched[id(optimizer)] = watched
         self._kept.append(optimizer)  # an identity stays one object's while that lives
         if self._out.nudge:
@@ -404,7 +404,7 @@ class TorchListener:
         """Return whether an optimizer is known."""
         return id(optimizer) in self._watched
 
-    def _watch(self, optimizer: Any) -> _Watched:
+    def _watch(self, optimizer: Any) -> _TorchOptimizer:
         if id(optimizer) not in self._watched:
             held = {id(parameter) for parameter in torch_arrays.parameters_of(optimizer)}
             # One whose step is running is wrapped around this one, and stays another optimizer.
@@ -416,7 +416,7 @@ class TorchListener:
                 self.watch(optimizer, torch_arrays.plain_holding(optimizer, self.roots))
         return self._watched[id(optimizer)]
 
-    def _changes_of(self, watched: _Watched, optimizer: Any) -> dict[str, Any]:
+    def _changes_of(self, watched: _TorchOptimizer, optimizer: Any) -> dict[str, Any]:
         """Return what of an optimizer is no longer as it was described, because another object or group has come."""
         if self.engine_steps:
             return {}
@@ -425,16 +425,16 @@ class TorchListener:
         changed: dict[str, Any] = {} if groups == described["groups"] else {"groups": groups}
         return changed if watched.last in (None, id(optimizer)) else {**changed, "renewed": True}
 
-    def _renew(self, watched: _Watched, optimizer: Any) -> None:
+    def _renew(self, watched: _TorchOptimizer, optimizer: Any) -> None:
         """Look again at what an optimizer holds where a parameter group was added."""
         if any(id(p) not in watched.holding.names for p in torch_arrays.parameters_of(optimizer)):
             watched.holding = torch_arrays.plain_holding(optimizer, self.roots)
 
-    def _measure(self, watched: _Watched, part: str, pieces: Iterator[Piece]) -> None:
+    def _measure(self, watched: _TorchOptimizer, part: str, pieces: Iterator[Piece]) -> None:
         if watched.open is not None:
             measured = watched.meter.measure(part, pieces, one_by_one=self._out.is_detailed(watched.updates))
             before = watched.open.parts.get(part) if self.engine_steps else None  # ZeRO takes a step for each group
-            watched.open.parts[part] = measured if before is None else before.joined(measured)
+            watched.open.parts[part] = measured if before is None else before.join(measured)
 
     def _write(self, done: _Open) -> None:
         """Write one update to the files; all copies to the host were started an update ago."""

@@ -4,7 +4,7 @@ Nothing here waits for a device: results are tensors, and ``Late`` brings them t
 is read an update later.
 
 Arrays are measured many at a time. A model has hundreds of small ones, and each call of torch costs as much as a pass over
-thousands of numbers, so ``Layout`` puts them one after the other into rows, and each pass reads a block of rows.
+thousands of numbers, so ``WeightLayout`` puts them one after the other into rows, and each pass reads a block of rows.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class _Stretch:
     """Number of the piece of each row."""
 
 
-class Layout:
+class WeightLayout:
     """Where pieces of arrays lie in rows of ``mixing.ROW`` elements, each piece from the start of a row of its array.
 
     Args:

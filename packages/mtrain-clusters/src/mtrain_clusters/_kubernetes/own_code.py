@@ -33,13 +33,13 @@ class OwnCode:
     names: Mapping[str, str] = field(default_factory=dict)
     """The texts of the spec, and the script's path, that name code here -> those that name it in a pod."""
 
-    def renamed(self, value: Any) -> Any:
+    def in_pods(self, value: Any) -> Any:
         """Return a value of a spec, with texts and keys that name code here replaced by those of the pods."""
         if isinstance(value, str):
             return self.names.get(value, value)
         if isinstance(value, dict):
-            return {self.names.get(key, key): self.renamed(entry) for key, entry in value.items()}
-        return [self.renamed(entry) for entry in value] if isinstance(value, list) else value
+            return {self.names.get(key, key): self.in_pods(entry) for key, entry in value.items()}
+        return [self.in_pods(entry) for entry in value] if isinstance(value, list) else value
 
     def contents(self) -> tuple[dict[str, Any], list[dict[str, str]]]:
         """Return the data of the ConfigMap, and the path in the volume of each of its keys.

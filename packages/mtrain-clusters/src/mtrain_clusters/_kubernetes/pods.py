@@ -86,7 +86,7 @@ class PodPlan:
         hosts = self.hosts
         # One pod is a job of one host; without --nnodes 1 it would be asked for the other pods of its indexed Job.
         place = ["--ips", ",".join(hosts), "--node-rank", _INDEX] if hosts else ["--nnodes", "1"]
-        submission = replace(self.submission, arguments=self.code.renamed(list(self.submission.arguments)))
+        submission = replace(self.submission, arguments=self.code.in_pods(list(self.submission.arguments)))
         words = submission.command(
             python=self.options.python, spec=f"{SPEC_FOLDER}/{SPEC_FILE}", more=["--cluster", "auto", *place]
         )
@@ -98,7 +98,7 @@ class PodPlan:
         Raises:
             UsageError: it is too large for a ConfigMap, or asks for more ranks than GPUs.
         """
-        values: dict[str, Any] = self.code.renamed(yaml.safe_load(self.submission.spec))
+        values: dict[str, Any] = self.code.in_pods(yaml.safe_load(self.submission.spec))
         cluster = {key: value for key, value in values.get("cluster", {}).items() if key not in PLACE_KEYS}
         cluster["join_timeout_s"] = self.options.wait_s
         ranks = self._ranks()

@@ -9,7 +9,7 @@ from mtrain.core.interfaces.queue import ENDED, Phase, Queue, QueuedJob, QueueSt
 from mtrain.errors import UsageError
 from mtrain.spec.files import open_file
 from mtrain_clusters._slurm import batch, commands
-from mtrain_clusters._slurm.commands import Task
+from mtrain_clusters._slurm.commands import SlurmTask
 from mtrain_clusters._slurm.options import SlurmOptions
 
 ORDER: tuple[Phase, ...] = ("running", "waiting", "failed", "cancelled", "unknown", "done")
@@ -149,7 +149,7 @@ def _state(job: QueuedJob, number: str) -> QueueState:
     )
 
 
-def _words(tasks: Sequence[Task]) -> str:
+def _words(tasks: Sequence[SlurmTask]) -> str:
     """Word the states of a job, or of all jobs of an array: each of a few, else how many have which state, and some of them."""
     if len(tasks) <= FEW:
         return ", ".join(task.text for task in tasks)
@@ -195,7 +195,7 @@ def _new_lines(path: Path, read: dict[Path, int], *, whole: bool) -> Iterator[st
         yield prefix + line
 
 
-def _last_words(job: QueuedJob, number: str) -> list[Task]:
+def _last_words(job: QueuedJob, number: str) -> list[SlurmTask]:
     """Return how the job ended as its batch script has printed it; empty: it has printed no such line."""
     tasks = []
     for path in outputs(job, number):
@@ -203,5 +203,5 @@ def _last_words(job: QueuedJob, number: str) -> list[Task]:
         if lines and (found := re.search(r"(\d+)$", lines[-1])):
             code = int(found[1])
             state = "COMPLETED" if code == 0 else "FAILED"
-            tasks.append(Task(state=state, reason="as the job says", code=code, index=_index(path)))
+            tasks.append(SlurmTask(state=state, reason="as the job says", code=code, index=_index(path)))
     return tasks

@@ -28,7 +28,7 @@ class SageMaker(AllocationReader):
         interface = environ.get("SM_NETWORK_INTERFACE_NAME") or config.get("network_interface_name")
         place = hosts.index(current) if current in hosts else None
 
-        def shown(name: str) -> str:
+        def text_of(name: str) -> str:
             return evidence(environ, name) or evidence(environ, "SM_RESOURCE_CONFIG")
 
         return Allocation(
@@ -42,9 +42,9 @@ class SageMaker(AllocationReader):
             place=place,
             interface=interface if isinstance(interface, str) else "",
             sources={
-                "host_names": shown("SM_HOSTS"),
-                "place": shown("SM_CURRENT_HOST"),
-                "interface": shown("SM_NETWORK_INTERFACE_NAME"),
+                "host_names": text_of("SM_HOSTS"),
+                "place": text_of("SM_CURRENT_HOST"),
+                "interface": text_of("SM_NETWORK_INTERFACE_NAME"),
             },
         )
 

@@ -94,7 +94,7 @@ def command(script: str | None, arguments: tuple[str, ...], **params: Any) -> No
     if params["dry_run"]:
         from mtrain_clusters import submission
 
-        terminal.say(submission.prepare(_loaded(job, params["name"])).standalone, nl=False)
+        terminal.say(submission.prepare(_load(job, params["name"])).standalone, nl=False)
         return
     submitted = hand_over(job, params["name"], tell=lambda note: terminal.say(note, err=True)).job
     terminal.say(f"submitted job {submitted.id} to {submitted.cluster}: run {submitted.name}")
@@ -159,14 +159,14 @@ def hand_over(
     from mtrain_clusters import submission
     from mtrain_clusters.queued_job import SubmittedJob
 
-    loaded = _loaded(job, name)
+    loaded = _load(job, name)
     prepared = submission.prepare(loaded)
     for note in loaded.notes:
         tell(note)
     return SubmittedJob(submission.submit(prepared), Path(loaded.spec.report.dir).absolute())
 
 
-def _loaded(job: TrainRequest, name: str | None) -> "Loaded":
+def _load(job: TrainRequest, name: str | None) -> "Loaded":
     """Return the spec of the job, with what was chosen for the run that it continues.
 
     That is the run that ``resume`` names, else the one of ``report.name``. A job starts in the queue with ``--resume if-any``.

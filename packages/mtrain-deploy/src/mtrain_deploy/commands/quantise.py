@@ -137,7 +137,7 @@ def _quantise(request: QuantiseRequest) -> Quantised:
         if source is None:
             if config is not None:
                 compare.say(request.spec.read(config), Path(request.run or "runs/latest"))
-            exported = _exported(request, folder)
+            exported = _export_first(request, folder)
             if exported.code != 0:
                 return Quantised(code=exported.code)
             source = exported.files[0]
@@ -190,7 +190,7 @@ def _scratch() -> Iterator[Path]:
         root.setLevel(level)
 
 
-def _exported(request: QuantiseRequest, folder: Path) -> "Exported":
+def _export_first(request: QuantiseRequest, folder: Path) -> "Exported":
     from mtrain_deploy.exporting.job import export_weights
     from mtrain_deploy.exporting.request import ExportRequest
 

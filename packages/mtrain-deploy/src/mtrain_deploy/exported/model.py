@@ -88,9 +88,9 @@ class ExportedModel:
         Raises:
             UsageError: An array is missing or has a shape that the file does not take.
         """
-        return self.computed({given.name: _fitting(batch, given, self.metadata) for given in self.metadata.inputs})
+        return self.compute({given.name: _fitting(batch, given, self.metadata) for given in self.metadata.inputs})
 
-    def computed(self, feed: Mapping[str, Array]) -> dict[str, Array]:
+    def compute(self, feed: Mapping[str, Array]) -> dict[str, Array]:
         """Compute the outputs for arrays as the graph takes them, by the names of its inputs; see ``outputs``."""
         fixed = self.metadata.inputs[0].shape[0]
         count = len(next(iter(feed.values())))
@@ -268,7 +268,7 @@ def _fitting(batch: HostBatch, given: Input, metadata: Metadata) -> Array:
     problem = f"{given.key}: an array of shape {array.shape}; the exported model takes ({expected})"
     if array.ndim != len(given.shape):
         raise UsageError(problem)
-    array = given.taken(array)
+    array = given.as_input(array)
     for axis, size in enumerate(given.shape[1:], start=1):
         if isinstance(size, int) and array.shape[axis] != size:
             raise UsageError(problem)

@@ -7,8 +7,8 @@ from typing import Any
 
 from mtrain.core.interfaces import Array
 from mtrain_deploy.pruning import SHARES
-from mtrain_deploy.pruning.measuring import Bench, Network
-from mtrain_deploy.pruning.network import Group, Prunable, least_important, mask
+from mtrain_deploy.pruning.measuring import Bench, TrainedNetwork
+from mtrain_deploy.pruning.network import ChannelGroup, Prunable, least_important, mask
 
 _PAUSE_S = 2.0
 """Least time between two reports of progress, but for the last one."""
@@ -19,7 +19,7 @@ class Masked:
     """The network whose groups are masked one after the other."""
 
     network: Prunable
-    whole: Network
+    whole: TrainedNetwork
     """It has other weights afterwards."""
     weights: Mapping[str, Array]
     scores: Mapping[int, float]
@@ -73,7 +73,7 @@ class _Progress:
         self._total = total
         self._tell = tell
 
-    def of(self, groups: list[Group]) -> Iterator[Group]:
+    def of(self, groups: list[ChannelGroup]) -> Iterator[ChannelGroup]:
         """Yield the groups, and tell about progress between them."""
         began = told = time.monotonic()
         for i, group in enumerate(groups, start=1):

@@ -24,8 +24,8 @@ from mtrain.system.runfolder import RunFolder
 from mtrain.weights import writing
 from mtrain_deploy import rank_program
 from mtrain_deploy.pruning import REQUEST, RESULT, WEIGHTS
-from mtrain_deploy.pruning.measuring import Bench, Network
-from mtrain_deploy.pruning.network import Group, Prunable, mask, shrink
+from mtrain_deploy.pruning.measuring import Bench, TrainedNetwork
+from mtrain_deploy.pruning.network import ChannelGroup, Prunable, mask, shrink
 from mtrain_deploy.pruning.scores import scores_of
 from mtrain_deploy.pruning.sensitivity import Masked
 from mtrain_deploy.pruning.sensitivity import rows as table
@@ -72,7 +72,7 @@ class Pruning:
             sizes=self._former,
         )
         self._network = Prunable(traced)
-        self._whole = Network(model=job.model, optimizer=job.optimizer)
+        self._whole = TrainedNetwork(model=job.model, optimizer=job.optimizer)
 
     def run(
         self, *, target: float, by: Any, sensitivity: bool, samples: int, shares: Sequence[float]
@@ -114,7 +114,7 @@ class Pruning:
         buffers = (".running_mean", ".running_var", ".num_batches_tracked")
         return sum(int(array.size) for name, array in weights.items() if not name.endswith(buffers))
 
-    def _row(self, group: Group, removed: set[int]) -> dict[str, Any]:
+    def _row(self, group: ChannelGroup, removed: set[int]) -> dict[str, Any]:
         stays = sum(number not in removed for number in group.sets)
         return {"group": group.name, "layers": list(group.layers), "channels": [len(group.sets), stays]}
 

@@ -55,7 +55,7 @@ def feeds(batches: Iterator[HostBatch], metadata: Metadata) -> Iterator[dict[str
         feed = {}
         for given in metadata.inputs:
             array = np.asarray(batch[given.key])
-            array = given.taken(array) if array.ndim == len(given.shape) else array
+            array = given.as_input(array) if array.ndim == len(given.shape) else array
             size = given.shape[0]
             array = np.repeat(array, size, axis=0) if isinstance(size, int) and size > 1 else array
             sides = zip(array.shape, given.shape, strict=len(array.shape) == len(given.shape))

@@ -34,7 +34,7 @@ class PixelBudget:
         self._metrics = metrics
 
     @contextmanager
-    def held(self, pixels: Sequence[int]) -> Iterator[None]:
+    def hold(self, pixels: Sequence[int]) -> Iterator[None]:
         """Count the pixels of some images while they are in work.
 
         Raises:

@@ -10,7 +10,7 @@ import numpy as np
 from mtrain_deploy.serving.batching import Batcher
 from mtrain_deploy.serving.metrics import Metrics
 from mtrain_deploy.serving.predictor import Predictor
-from mtrain_deploy.serving.settings import Settings
+from mtrain_deploy.serving.settings import ServeSettings
 
 DEFAULT_BATCH = 8
 T = TypeVar("T")
@@ -19,7 +19,7 @@ T = TypeVar("T")
 class Engine:
     """A model and its batches. A request keeps to one engine, also while another takes its place."""
 
-    def __init__(self, predictor: Predictor, settings: Settings, metrics: Metrics) -> None:
+    def __init__(self, predictor: Predictor, settings: ServeSettings, metrics: Metrics) -> None:
         self.predictor = predictor
         self.max_batch = settings.max_batch or predictor.batch_size or DEFAULT_BATCH
         self.batcher = Batcher(
@@ -40,7 +40,7 @@ class Engine:
         await self.batcher.warm(self.predictor.sample(np.full((64, 64, 3), 114, np.uint8)))
 
     @contextlib.contextmanager
-    def used(self) -> Iterator["Engine"]:
+    def hold(self) -> Iterator["Engine"]:
         """Keep the engine while a request uses it."""
         self._users += 1
         self._unused.clear()
@@ -75,7 +75,7 @@ class Engine:
         """End the thread that computes."""
         self.batcher.close()
 
-    async def left(self) -> None:
+    async def wait_until_unused(self) -> None:
         """Wait until no request uses the engine."""
         if self._users:
             await self._unused.wait()

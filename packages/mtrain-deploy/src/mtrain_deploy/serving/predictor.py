@@ -69,7 +69,7 @@ class Predictor(Protocol):
         """Return the outputs of the graph."""
         ...
 
-    def computed(self, arrays: Mapping[str, Array]) -> Mapping[str, Array]:
+    def compute(self, arrays: Mapping[str, Array]) -> Mapping[str, Array]:
         """Compute the outputs of the graph for its inputs, by their names."""
         ...
 
@@ -85,11 +85,11 @@ class Predictor(Protocol):
         """Compute the output for each of some samples, in one batch."""
         ...
 
-    def found(self, output: Any, sample: Sample, *, confidence: float) -> Found:
+    def read(self, output: Any, sample: Sample, *, confidence: float) -> Found:
         """Read from an output what was found with at least this score."""
         ...
 
-    def drawn(self, image: Array, found: Found, *, confidence: float) -> Array:
+    def draw(self, image: Array, found: Found, *, confidence: float) -> Array:
         """Return a copy of an image with what was found in it."""
         ...
 
@@ -157,9 +157,9 @@ class ExportedPredictor:
         kinds = {given.name: _DTYPES[given.type] for given in self._model.session.get_outputs()}
         return [TensorType(name, kinds[name], _sizes(shape)) for name, shape in shapes.items()]
 
-    def computed(self, arrays: Mapping[str, Array]) -> Mapping[str, Array]:
-        """See ``Predictor.computed``."""
-        return self._model.computed(arrays)
+    def compute(self, arrays: Mapping[str, Array]) -> Mapping[str, Array]:
+        """See ``Predictor.compute``."""
+        return self._model.compute(arrays)
 
     def description(self) -> dict[str, Any]:
         """See ``Predictor.description``. Neither paths nor the spec are part of it."""
@@ -189,16 +189,16 @@ class ExportedPredictor:
         output = self._model.outputs(batch)
         return [{name: array[number : number + 1] for name, array in output.items()} for number in range(len(samples))]
 
-    def found(self, output: Any, sample: Sample, *, confidence: float) -> Found:
-        """See ``Predictor.found``."""
+    def read(self, output: Any, sample: Sample, *, confidence: float) -> Found:
+        """See ``Predictor.read``."""
         prediction = output
         if self._metadata.form not in SUPPRESSED:
             batch = {name: array[None] for name, array in sample.arrays.items()}
             prediction = self._model.read(output, batch, self._plugin_at(math.floor(confidence * _STEPS)))[0]
         return self._live.found(prediction, sample.arrays, size_wh=sample.size_wh, confidence=confidence)
 
-    def drawn(self, image: Array, found: Found, *, confidence: float) -> Array:
-        """See ``Predictor.drawn``."""
+    def draw(self, image: Array, found: Found, *, confidence: float) -> Array:
+        """See ``Predictor.draw``."""
         return self._live.drawn(image, found, confidence=confidence)
 
     def _plugin(self, step: int) -> Model:

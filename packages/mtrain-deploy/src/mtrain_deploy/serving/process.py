@@ -13,14 +13,14 @@ import uvicorn
 from mtrain.errors import UsageError
 from mtrain.system.http_connections import HEADER_S, Limits, protocol
 from mtrain_deploy.serving.service import Service
-from mtrain_deploy.serving.settings import Settings
+from mtrain_deploy.serving.settings import ServeSettings
 
 _BACKLOG = 512
 _LAST_S = 5.0
 """Seconds after the deadline of the last request in which its answer must have been sent."""
 
 
-def serve_until_asked(app: Any, settings: Settings, say: Callable[[str], None]) -> int:
+def serve_until_asked(app: Any, settings: ServeSettings, say: Callable[[str], None]) -> int:
     """Answer requests until SIGTERM or Ctrl-C; then answer those in flight, and return the exit code.
 
     Args:

@@ -48,7 +48,7 @@ class TensorType:
     step: int = 1
     """Both sides are multiples of this."""
 
-    def described(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, Any]:
         """Return the description of the protocol."""
         return {"name": self.name, "datatype": _TYPES[self.dtype], "shape": list(self.shape)}
 
@@ -70,7 +70,7 @@ class _Bytes:
     content: bytes
     position: int = field(default=0)
 
-    def taken(self, size: int, name: str) -> bytes:
+    def take(self, size: int, name: str) -> bytes:
         end = self.position + size
         if size < 0 or end > len(self.content):
             raise Refusal(400, f"{name}: announces {size} bytes, more than the request holds; send them all")
@@ -205,7 +205,7 @@ def _array(row: Mapping[str, Any], expected: TensorType, rest: _Bytes) -> Array:
             400,
             f"{expected.name}: binary_data_size: given {str(size)[:20]}; {kind} {shape} has {math.prod(shape) * dtype.itemsize}",
         )
-    return np.frombuffer(rest.taken(size, expected.name), dtype.newbyteorder("<")).reshape(shape)
+    return np.frombuffer(rest.take(size, expected.name), dtype.newbyteorder("<")).reshape(shape)
 
 
 def _from_json(data: Any, shape: list[int], expected: TensorType) -> Array:
