@@ -50,7 +50,12 @@ def loss(comparison: Comparison, parting: Parting, ours: Update, theirs: Update)
     if not sentences:
         sentences += _find_scaled(factor, ours, theirs)
     if not sentences and _is_mean_of_means(ours, theirs):
-        sentences.append(_means_words(ours, theirs))
+        sentences.append(
+            f"the loss depends on which samples share a pass; that of A is the mean of {len(ours.pass_losses)} pass(es), that of B of "
+            f"{len(theirs.pass_losses)} (ranks and micro batches). It is a mean of means if each pass divides by its own number of labels "
+            "(tokens, boxes, pixels): a label counts more in a pass that has few; divide by the number in the whole update. Otherwise "
+            "something mixes the samples of a pass: a softmax or a mean over the axis of samples (dim=0), a loss over pairs"
+        )
     if not sentences:
         sentences += _but_first_rank(ours, theirs)
     if not sentences and parting.update == 1:
@@ -192,15 +197,6 @@ def _is_mean_of_means(ours: Update, theirs: Update) -> bool:
         loss * many.micro_batches for loss in many.pass_losses
     ]  # each was divided by the micro batches of its rank
     return min(whole) < few.loss < max(whole)
-
-
-def _means_words(ours: Update, theirs: Update) -> str:
-    return (
-        f"the loss depends on which samples share a pass; that of A is the mean of {len(ours.pass_losses)} pass(es), that of B of "
-        f"{len(theirs.pass_losses)} (ranks and micro batches). It is a mean of means if each pass divides by its own number of labels "
-        "(tokens, boxes, pixels): a label counts more in a pass that has few; divide by the number in the whole update. Otherwise "
-        "something mixes the samples of a pass: a softmax or a mean over the axis of samples (dim=0), a loss over pairs"
-    )
 
 
 def _has(comparison: Comparison, what: str) -> bool:

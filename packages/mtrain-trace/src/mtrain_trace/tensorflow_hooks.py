@@ -7,14 +7,17 @@ They become a part of the graph that ``tf.function`` or a session runs, so an up
 from __future__ import annotations
 
 import functools
-import sys
 from typing import Any, Callable
 
 import numpy as np
 import tensorflow as tf
 
+from mtrain_trace import wrapping
 from mtrain_trace.recorder import Recorder
 from mtrain_trace.tensorflow_listener import TensorflowListener
+from mtrain_trace.wrapping import argument, attempt
+
+wrap = functools.partial(wrapping.wrap, attempt)
 
 
 class Hooks:
@@ -79,17 +82,17 @@ class Hooks:
             _hand_over(self._listener.see_samples, tensors)
 
     def _targets(self, arguments: Any, keywords: Any) -> None:
-        target = keywords.get("y_true", arguments[1] if len(arguments) > 1 else None)
+        target = argument(arguments, keywords, 1, "y_true")
         if self._is_training and tf.is_tensor(target) and target.shape.rank not in (None, 0):
             _hand_over(self._listener.see_targets, [target])
 
     def _tape(self, arguments: Any, keywords: Any) -> None:
-        loss = keywords.get("target", arguments[1] if len(arguments) > 1 else None)
+        loss = argument(arguments, keywords, 1, "target")
         if tf.is_tensor(loss) and loss.shape.rank == 0:
             _hand_over(self._listener.see_loss, [loss])
 
     def _v1_loss(self, arguments: Any, keywords: Any) -> None:
-        loss = keywords.get("loss", arguments[1] if len(arguments) > 1 else None)
+        loss = argument(arguments, keywords, 1, "loss")
         if tf.is_tensor(loss):
             self._loss = loss
 
@@ -261,32 +264,6 @@ def _hand_over(note: Callable[..., None], tensors: list[Any]) -> Any:
         call(*(np.asarray(tensor) for tensor in tensors))
         return None
     return tf.numpy_function(call, tensors, tf.int32, stateful=True)
-
-
-def wrap(owner: Any, name: str, *, before: Callable[..., None]) -> None:
-    """Replace a method by one that first calls ``before(arguments, keywords)``."""
-    original = getattr(owner, name)
-
-    @functools.wraps(original)
-    def wrapper(*arguments: Any, **keywords: Any) -> Any:
-        attempt(before, arguments, keywords)
-        return original(*arguments, **keywords)
-
-    setattr(owner, name, wrapper)
-
-
-_failures: list[str] = []
-
-
-def attempt(note: Callable[..., Any], *arguments: Any) -> Any:
-    """Call ``note``; a failure is printed once, and never ends the training that is being recorded."""
-    try:
-        return note(*arguments)
-    except Exception as error:
-        if not _failures:
-            print(f"mtrain-trace: cannot record this training: {type(error).__name__}: {error}", file=sys.stderr)
-        _failures.append(str(error))
-        return None
 
 
 def install(out: Recorder) -> TensorflowListener:

@@ -479,12 +479,8 @@ def _weights(parameters: Iterable[Any], holding: Holding) -> Iterator[Piece]:
 def _moments(optimizer: Any, holding: Holding) -> Iterator[Piece]:
     for parameter in torch_arrays.parameters_of(optimizer):
         for key, value in optimizer.state.get(parameter, {}).items():
-            if _is_moment(value, parameter):
+            if isinstance(value, torch.Tensor) and value.shape == parameter.shape and value.is_floating_point():
                 yield from holding.pieces(parameter, value, front=f"{key}/")
-
-
-def _is_moment(value: Any, parameter: Any) -> bool:
-    return isinstance(value, torch.Tensor) and value.shape == parameter.shape and value.is_floating_point()
 
 
 def _read_micro(micro: _Micro) -> dict[str, Any]:

@@ -79,7 +79,7 @@ class SlurmQueue(Queue):
             elif time.monotonic() - asked >= ASK_S:
                 asked = time.monotonic()
                 ended = self.state(job).phase in (*ENDED, "unknown")
-            for path in _outputs_of_all(job):
+            for path in [path for number in _ids(job, ()) for path in outputs(job, number)]:
                 yield from _new_lines(path, read, whole=ended)
             if ended:
                 return
@@ -97,11 +97,6 @@ def outputs(job: QueuedJob, number: str) -> list[Path]:
     paths = [*folder.glob(f"slurm-{number}.out"), *folder.glob(f"slurm-{number}_*.out")]
     found = {_index(path): path for path in paths}
     return [found[index] for index in sorted(found, key=batch.index_order)]
-
-
-def _outputs_of_all(job: QueuedJob) -> list[Path]:
-    """Return the files of what the job, and those that continued its run, have printed so far, the oldest job's first."""
-    return [path for number in _ids(job, ()) for path in outputs(job, number)]
 
 
 def _find_queued(job: QueuedJob) -> list[str]:

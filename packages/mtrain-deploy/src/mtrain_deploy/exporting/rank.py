@@ -74,7 +74,16 @@ def export(resolved: Resolved, run_folder: RunFolder, weights: Path, *, leave: C
         "kind": plugin.kind,
         **made.facts,
         "outputs": list(outputs),
-        "inputs": _describe_outputs(made.program.inputs),
+        "inputs": [
+            {
+                "name": given.name or given.key,
+                "key": given.key,
+                "dtype": given.dtype,
+                "layout": given.layout,
+                "axes": {str(axis): name for axis, name in given.axis_names.items()},
+            }
+            for given in made.program.inputs
+        ],
         "weights_sha256": digest(made.arrays),
     }
     write_json(folder / FACTS, facts)
@@ -147,19 +156,6 @@ def _make_own(resolved: Resolved, weights: Path, request: Mapping[str, Any], ses
             "ranges": {},
         },
     )
-
-
-def _describe_outputs(inputs: Sequence[ProgramInput]) -> list[dict[str, Any]]:
-    return [
-        {
-            "name": given.name or given.key,
-            "key": given.key,
-            "dtype": given.dtype,
-            "layout": given.layout,
-            "axes": {str(axis): name for axis, name in given.axis_names.items()},
-        }
-        for given in inputs
-    ]
 
 
 def _program(request: Mapping[str, Any], inputs: Sequence[ProgramInput], *, size_step: int = 0) -> Program:
