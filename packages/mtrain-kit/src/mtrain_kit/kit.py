@@ -232,11 +232,9 @@ def _ports_taken(ended: JobEnd) -> Measure:
 
 def error_of(ended: JobEnd) -> str:
     """Return the error that ended a job, in one or two lines."""
-    stuck = rank_records.stuck(ended.run_dir)
-    if stuck:
+    if stuck := rank_records.stuck(ended.run_dir):
         return stuck
-    found = failures.read_failures(RunFolder(ended.run_dir))
-    if found:
+    if found := failures.read_failures(RunFolder(ended.run_dir)):
         return f"rank {found[0].get('rank')}: {found[0].get('error')}"
     last = [line.strip() for line in ended.text.splitlines() if line.strip()]
     return " / ".join(last[-3:]) if ended.code else "the ranks ended early, with exit code 0"

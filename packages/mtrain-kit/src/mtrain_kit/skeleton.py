@@ -50,8 +50,7 @@ def _check(kind: str, name: str) -> None:
         raise UsageError(
             f"NAME: {name!r} given, expected a word of lower-case letters, digits and _ that begins with a letter, at most 40 long"
         )
-    taken = [entry for entry in Registry.read().names(kind) if entry.name == name]
-    if taken:
+    if taken := [entry for entry in Registry.read().names(kind) if entry.name == name]:
         raise UsageError(
             f"NAME: there is a {SINGULAR[kind]} {name!r} already, of {taken[0].provider.distribution}; choose another"
         )

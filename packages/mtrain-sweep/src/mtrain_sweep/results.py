@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 
-
 State = Literal["done", "pruned", "failed", "unfinished"]
 Reason = Literal["finished", "failed", "interrupted", "unknown"]
 

@@ -16,7 +16,7 @@ from mtrain.spec.yaml_reader import dump
 from mtrain.system import disk, placement, runfolder
 from mtrain.system.processes import Requests
 from mtrain_sweep import journal as journals
-from mtrain_sweep import outputs, recovered
+from mtrain_sweep import outputs
 from mtrain_sweep.definition import SweepDefinition
 from mtrain_sweep.gpus import Shares
 from mtrain_sweep.journal import REASON, SECONDS, UPDATE, Journal
@@ -93,8 +93,7 @@ def run(plan: SweepPlan) -> SweepVerdict:
     with journals.own_folder(plan.folder), contextlib.chdir(plan.definition.folder), Requests() as requests:
         plan.request.tell(f"sweep folder: {plan.folder}")
         try:
-            journal = journals.open_journal(plan.folder, direction=plan.definition.direction, tell=plan.request.tell)
-            with contextlib.closing(journal):
+            with contextlib.closing(Journal(plan.folder, direction=plan.definition.direction)) as journal:
                 with contextlib.closing(_Sweep(plan, journal, requests)) as sweep:
                     verdict = sweep.run()
                 outputs.write(plan.folder, plan.definition, journal.trials())
@@ -160,18 +159,12 @@ class _Sweep:
             if waiting:
                 self._begin(waiting[0])
             elif len(trials) < self._definition.trials:
-                number = self._journal.add(self._next(trials))
+                number = self._journal.add(propose(self._definition, trials, len(trials)))
                 self._begin(self._journal.trials()[number])
             else:
                 return
             if self._requests.any():
                 return
-
-    def _next(self, trials: list[FrozenTrial]) -> FrozenTrial:
-        """Return a new trial: as it is in the folder if the journal has lost it, else as the sampler proposes it."""
-        trial = propose(self._definition, trials, len(trials))
-        place = TrialFiles(self._plan.folder, len(trials))
-        return recovered.as_in_folder(trial, place, self._definition, tell=self._request.tell)
 
     def _begin(self, trial: FrozenTrial) -> None:
         place = TrialFiles(self._plan.folder, trial.number)

@@ -120,8 +120,7 @@ def _resume(request: SweepRequest) -> "SweepPlan":
         raise UsageError(
             "--resume: give the spec and what is searched both, or neither; the folder of the sweep has them"
         )
-    changed = _changed_options(request, definition)
-    if changed:
+    if changed := _changed_options(request, definition):
         raise UsageError(
             f"--resume: the sweep in {folder} was begun with other settings ({changed}); leave them as they were"
         )

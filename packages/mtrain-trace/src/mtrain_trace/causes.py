@@ -65,8 +65,7 @@ def explain_bits(comparison: Comparison) -> list[str]:
         when = f"after update {b.first_drift}" if b.first_drift else "at the start"
         drifted = [f"its ranks do not hold the same weights {when}: gradients are not the same on all ranks"]
     ours, theirs = comparison.a.updates[place], comparison.b.updates[place]
-    others = of_one_side("losses", ours.loss_parts, theirs.loss_parts) or _other_moments(comparison, place)
-    if others:
+    if others := of_one_side("losses", ours.loss_parts, theirs.loss_parts) or _other_moments(comparison, place):
         return [*drifted, others]
     first = comparison.what[0]
     if is_rounding(comparison, first, place):
@@ -205,14 +204,12 @@ def _weights(comparison: Comparison, parting: Parting, ours: Update, theirs: Upd
             f"the optimizer of A has counted {ours.steps or 0} steps before this one, that of B {theirs.steps or 0}: its state was "
             "not saved, not loaded, or belongs to other parameters"
         ]
-    regrouped = settings_causes.find_regrouped(comparison)
-    if regrouped:
+    if regrouped := settings_causes.find_regrouped(comparison):
         return [regrouped]
     for side, update in (("B", theirs), ("A", ours)):
         if update.ranks_agree.get("weights") is False:
             return [f"the ranks of {side} do not hold the same weights after the update"]
-    told = steps.weights(_step(comparison, parting))
-    if told:
+    if told := steps.weights(_step(comparison, parting)):
         return [told]
     return [
         "gradient and settings are the same, the weights after the step are not: moments of before differ, or the rule is "
@@ -239,8 +236,7 @@ def _moments(comparison: Comparison, parting: Parting, ours: Update, theirs: Upd
             f"the optimizers hold the same arrays in another order (A {some(orders[0])}; B {some(orders[1])}): a state that is loaded goes "
             "by position, so that of some arrays has gone to others"
         ]
-    told = _other_moments(comparison, parting.place or 0) or steps.moments(_step(comparison, parting))
-    if told:
+    if told := _other_moments(comparison, parting.place or 0) or steps.moments(_step(comparison, parting)):
         return [told]
     return [
         f"the moments of the optimizer differ, first in {some(parting.arrays)}: its state was not resumed, or its rule differs"
@@ -274,8 +270,7 @@ def _norm_momentum(comparison: Comparison, parting: Parting, ours: Update, their
 
 
 def _buffers(comparison: Comparison, parting: Parting, ours: Update, theirs: Update) -> list[str]:
-    momentum = _norm_momentum(comparison, parting, ours, theirs)
-    if momentum:
+    if momentum := _norm_momentum(comparison, parting, ours, theirs):
         return [momentum]
     factor = comparison.b.ranks / comparison.a.ranks
     if factor != 1:

@@ -86,8 +86,7 @@ def samples(comparison: Comparison, parting: Parting, ours: Update, theirs: Upda
             ]
     if count_a != count_b:
         return _sizes(comparison, ours, theirs, count_a, count_b, place=place)
-    known = _begun_anew(comparison, place) or _find_repeated(comparison, place) or _own_order(comparison)
-    if known:
+    if known := _begun_anew(comparison, place) or _find_repeated(comparison, place) or _own_order(comparison):
         return [known]
     if parting.update > 1 and len(b.processes[0]["optimizers"]) > 1 and set(theirs.samples) & set(ours.samples):
         return [
@@ -124,8 +123,7 @@ def _own_order(comparison: Comparison) -> str:
 
 def _another_order(a: Trace, b: Trace, place: int) -> str:
     """Explain samples that both sides have, but not in the same updates."""
-    shift = _shift(a, b, place)
-    if shift:
+    if shift := _shift(a, b, place):
         return (
             f"B is {abs(shift)} update(s) {'ahead' if shift > 0 else 'behind'} in the same order of samples: batches were "
             "skipped or repeated, at a resume, at the end of an epoch (drop_last) or by one that was drawn to look at"
@@ -154,8 +152,7 @@ def _read_again(a: Trace, b: Trace) -> str:
             if sum((read + update.samples).values()) > once:
                 break
             read += update.samples
-        again = sum(read.values()) - len(read)
-        if again:
+        if again := sum(read.values()) - len(read):
             return (
                 f"{side} reads {again} sample(s) again, in place of others, before it has read as many as {rest} reads without a "
                 "repetition: one index is used twice (in a batch, in a list), or samples are drawn with replacement"
@@ -213,8 +210,7 @@ def targets(comparison: Comparison, parting: Parting, ours: Update, theirs: Upda
     """Explain labels that differ."""
     if ours.targets == theirs.targets:
         return ["the same samples have other labels: labels are shuffled or shifted against their samples"]
-    own = _positions(ours, theirs)
-    if own:
+    if own := _positions(ours, theirs):
         return [own]
     for rank, (mine, other) in enumerate(zip(ours.target_sums, theirs.target_sums)):
         if len(theirs.target_sums) > 1 and len(ours.target_sums) == len(theirs.target_sums) and mine != other:

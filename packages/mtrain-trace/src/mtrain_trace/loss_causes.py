@@ -21,8 +21,7 @@ LARGEST_COUNT = 256
 
 def loss(comparison: Comparison, parting: Parting, ours: Update, theirs: Update) -> list[str]:
     """Explain a loss that differs at the same weights, samples and labels."""
-    others = of_one_side("losses", ours.loss_parts, theirs.loss_parts)
-    if others:
+    if others := of_one_side("losses", ours.loss_parts, theirs.loss_parts):
         return [others]
     if bool(ours.micro_batches) != bool(theirs.micro_batches):
         return [_no_pass(ours, theirs)]

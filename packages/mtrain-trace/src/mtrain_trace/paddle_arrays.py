@@ -103,7 +103,7 @@ def measure(name: str, tensor: Any, *, transposed: bool = False) -> list[Any]:
     values = values_of(array, tensor.dtype)
     flat = values.reshape(-1).astype(np.float64)
     sketch = [float(f"{value:.9g}") for value in mixing.sketch(values, name)]
-    return [f"{mixing.digest(array, name):016x}", float(flat @ flat), sketch]
+    return [mixing.as_hex(mixing.digest(array, name)), float(flat @ flat), sketch]
 
 
 def square(tensor: Any) -> float:

@@ -16,8 +16,6 @@ import paddle
 from mtrain_trace import mixing, naming, paddle_arrays, paddle_facts, recorder
 from mtrain_trace.recorder import Recorder
 
-LABELS = ("labels", "label", "targets", "target")
-"""Keyword arguments of models that hold the target of the loss."""
 Pairs = list[tuple[Any, Any]]
 """Parameters with their gradients, as an optimizer of Paddle is given them."""
 
@@ -103,23 +101,21 @@ class PaddleListener:
         modes = [part.training for part in layer.sublayers(include_self=True)]
         self._micro.modes = (len(modes) - sum(modes), len(modes))
         self._micro.autocast = paddle_facts.autocast_format()
-        labels = [value for key, value in keywords.items() if key in LABELS]
+        labels, others = naming.split_labels(keywords)
         for label in labels:
             self.see_target(label)
         self._micro.labelled = bool(labels)
-        rest = {key: value for key, value in keywords.items() if key not in LABELS}
-        self._micro.samples += _samples(list(naming.tensors_in((arguments, rest), paddle.Tensor)))
+        self._micro.samples += _samples(list(naming.tensors_in((arguments, others), paddle.Tensor)))
 
     def see_target(self, target: Any) -> None:
         """Note the targets of a loss; those that the model was given by name are the samples' own, and count alone."""
         is_target = isinstance(target, paddle.Tensor) and target.ndim > 0 and target.stop_gradient
         if is_target and not self._micro.labelled:
-            self._micro.targets += _as_hex(paddle_arrays.rows(target, 1))
+            self._micro.targets += map(mixing.as_hex, paddle_arrays.rows(target, 1))
 
     def see_backward(self, losses: Iterable[Any]) -> None:
         """Note the loss of a backward pass, which ends a micro batch."""
-        scalars = [loss for loss in losses if isinstance(loss, paddle.Tensor) and loss.size == 1]
-        if scalars:
+        if scalars := [loss for loss in losses if isinstance(loss, paddle.Tensor) and loss.size == 1]:
             self._micro.losses = [loss.detach() for loss in scalars]
             self._micro_batches.append(self._micro)
             self._micro = _Micro()
@@ -256,16 +252,10 @@ class PaddleListener:
             return
         if self._out.is_full(watched.updates):
             watched.parts["weights"] = self._weights(watched)
-            watched.left = watched.updates, _sum(watched.parts["weights"])
-            moments = self._moments(watched)
-            if moments:
+            watched.left = watched.updates, mixing.digest_of_rows(watched.parts["weights"].values())
+            if moments := self._moments(watched):
                 watched.parts["moments"] = moments
-        for part, arrays in watched.parts.items():
-            record[part] = mixing.together(arrays.values())
-        self._out.write(recorder.UPDATES, record)
-        if watched.parts and self._out.is_detailed(watched.updates):
-            names = {"update": watched.updates, "optimizer": watched.number}
-            self._out.write(recorder.ARRAYS, {**names, **watched.parts})
+        self._out.write_update(record, watched.parts)
 
     def _measure(self, watched: _PaddleOptimizer, parameter: Any, tensor: Any, front: str = "") -> list[Any]:
         turned = id(parameter) in watched.names.transposed
@@ -295,14 +285,6 @@ class PaddleListener:
         return found
 
 
-def _sum(arrays: dict[str, list[Any]]) -> int:
-    return sum(int(row[0], 16) for row in arrays.values()) & mixing.MASK
-
-
-def _as_hex(numbers: Any) -> list[str]:
-    return [f"{int(number) & mixing.MASK:016x}" for number in numbers]
-
-
 def _samples(values: list[Any]) -> list[str]:
     """Return digests of the samples: the rows of the first tensor, and of others with as many rows."""
     tensors = [tensor for tensor in values if tensor.ndim > 0 and tensor.shape[0] > 0]
@@ -312,7 +294,7 @@ def _samples(values: list[Any]) -> list[str]:
     for place, tensor in enumerate(tensors):
         if tensor.shape[0] == len(total):
             total += paddle_arrays.rows(tensor, place + 1)
-    return _as_hex(total)
+    return list(map(mixing.as_hex, total))
 
 
 def _nudge(optimizer: Any, parameters: Iterable[Any]) -> None:

@@ -285,8 +285,7 @@ def _remarks(folder: Path, processes: list[dict[str, Any]]) -> list[str]:
     remarks = []
     ranks = max(int(process.get("ranks", 1)) for process in processes)
     held = {int(process["rank"]) for process in processes}
-    missing = [rank for rank in range(min(ranks, len(held) + 8)) if rank not in held]
-    if missing:
+    if missing := [rank for rank in range(min(ranks, len(held) + 8)) if rank not in held]:
         further = " and more" if ranks - len(held) > len(missing) else ""
         remarks.append(
             f"{folder}: ranks {missing}{further} of {ranks} left no trace; what is averaged over ranks is of the others"
@@ -335,8 +334,7 @@ def _processes(folder: Path) -> list[dict[str, Any]]:
             "Paddle or Keras (is it another framework, or did it end early?)"
         )
     ranks = Counter(int(process["rank"]) for process in found)
-    twice = [rank for rank, count in ranks.items() if count > 1]
-    if twice:
+    if twice := [rank for rank, count in ranks.items() if count > 1]:
         raise TraceError(
             f"{folder}: rank {twice[0]} has {ranks[twice[0]]} traces, of several starts; record each into a folder of its own"
         )

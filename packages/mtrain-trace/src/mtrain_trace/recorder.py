@@ -17,7 +17,7 @@ from multiprocessing import util
 from pathlib import Path
 from typing import IO, Any
 
-from mtrain_trace import masking
+from mtrain_trace import masking, mixing
 
 FIRST_DETAILED = 8
 """Updates at the beginning whose arrays are recorded one by one: most faults of a set-up show at once."""
@@ -98,6 +98,14 @@ class Recorder:
             self._files[file] = _open_own(self._open_folder() / file, "a")
         self._files[file].write(json.dumps(record, separators=(",", ":")) + "\n")
         self._files[file].flush()  # a training that is killed leaves a whole trace up to there
+
+    def write_update(self, record: dict[str, Any], parts: Mapping[str, Mapping[str, list[Any]]]) -> None:
+        """Append an update, and each of its arrays where it is recorded in detail; ``parts``: rows of the arrays by name."""
+        for part, arrays in parts.items():
+            record[part] = mixing.together(arrays.values())
+        self.write(UPDATES, record)
+        if parts and self.is_detailed(record["update"]):
+            self.write(ARRAYS, {"update": record["update"], "optimizer": record["optimizer"], **parts})
 
     def end_after(self, updates: int) -> None:
         """End this process if it has made as many updates as are asked for; nothing of it runs afterwards."""

@@ -26,8 +26,7 @@ def settings(comparison: Comparison, parting: Parting, ours: Update, theirs: Upd
                     "schedule that sees the metric of one rank only, or is stepped on some"
                 ]
     sentences = [f"the settings of the optimizer differ (A and B): {'; '.join(differences[:4])}"]
-    moved = find_regrouped(comparison)
-    if moved:
+    if moved := find_regrouped(comparison):
         sentences.append(moved)
     if any("lr " in words for words in differences) and all("lr " in words for words in differences):
         factor = theirs.rates[0].get("lr", math.nan) / ours.rates[0]["lr"] if ours.rates[0].get("lr") else math.nan
@@ -37,8 +36,7 @@ def settings(comparison: Comparison, parting: Parting, ours: Update, theirs: Upd
                 f"the learning rate of B is {factor:g} times that of A, as its ranks are: it is scaled with the ranks"
             )
             return sentences
-        curve = schedules.explain(comparison)
-        if curve:
+        if curve := schedules.explain(comparison):
             sentences.append(curve)
         elif parting.update > 1:
             sentences.append(

@@ -190,8 +190,7 @@ def _explain_length(step: UpdateStep, change: float) -> str:
     """Explain a gradient that B has applied ``1 + change`` times as long as A."""
     factor = 1 + change
     front = "loss and gradient norm are the same, the gradient that is applied is not"
-    clipped = _other_clip(step, factor)
-    if clipped:
+    if clipped := _other_clip(step, factor):
         return f"{front}: it {clipped}"
     reason = named_factor(factor, step.b.ranks, step.b.updates[step.place].micro_batches)
     momentum = 1 - factor * step.share
@@ -268,8 +267,7 @@ def _ahead(step: UpdateStep, weight: str) -> Any:
 
 def _reason_of_length(step: UpdateStep, factor: float) -> str:
     """Explain a step that is ``factor`` times as long. In the first one nesterov's ``1 + momentum`` acts like the rate."""
-    known = named_factor(factor, step.b.ranks, step.b.updates[step.place].micro_batches)
-    if known:
+    if known := named_factor(factor, step.b.ranks, step.b.updates[step.place].micro_batches):
         return f", {known}: look at the learning rate"
     momentum = factor * (1 + step.momentum) - 1
     if step.is_first and step.ours.rates[-1].get("nesterov") and 0 <= momentum < 1:

@@ -166,7 +166,7 @@ class Meter:
             digests, floats = self._layout(part, key, group).measure([x for _, x, _ in group], one_by_one=one_by_one)
             names = [name for name, _, _ in group] if one_by_one else [""]
             lates.append((names, torch_mixing.Late(digests), torch_mixing.Late(floats)))
-        return Arrays(lates, one_by_one=one_by_one) if lates else None
+        return Arrays(lates) if lates else None
 
     def _layout(self, part: str, key: tuple[Any, Any], group: list[Piece]) -> torch_mixing.WeightLayout:
         places = [(name, start, tensor.numel()) for name, tensor, start in group]
@@ -184,13 +184,12 @@ class Meter:
 class Arrays:
     """Digests, squared lengths and sketches of the arrays of one part, on their way to the host."""
 
-    def __init__(self, lates: list[tuple[list[str], Any, Any]], *, one_by_one: bool) -> None:
+    def __init__(self, lates: list[tuple[list[str], Any, Any]]) -> None:
         self._lates = lates
-        self.one_by_one = one_by_one
 
     def join(self, other: Arrays | None) -> Arrays:
         """Return these arrays and further ones of the same part."""
-        return self if other is None else Arrays([*self._lates, *other._lates], one_by_one=self.one_by_one)
+        return self if other is None else Arrays([*self._lates, *other._lates])
 
     def read(self) -> dict[str, list[Any]]:
         """Return [digest, length squared, sketch] by name, as lines of a trace hold them; the pieces of an array are added up.
@@ -206,6 +205,5 @@ class Arrays:
                     sketch = [a + b for a, b in zip(before[2], sketch)]
                 found[name] = [digest, square, sketch]
         return {
-            name: [f"{row[0] & mixing.MASK:016x}", row[1], [float(f"{x:.9g}") for x in row[2]]]
-            for name, row in found.items()
+            name: [mixing.as_hex(row[0]), row[1], [float(f"{x:.9g}") for x in row[2]]] for name, row in found.items()
         }

@@ -17,9 +17,6 @@ from mtrain_trace import mixing, naming, recorder, torch_arrays, torch_facts, to
 from mtrain_trace.recorder import ZEROS, Recorder
 from mtrain_trace.torch_arrays import Arrays, Holding, Meter, Piece
 
-LABELS = ("labels", "label", "targets", "target")
-"""Keyword arguments of models that hold the target of the loss."""
-
 
 @dataclass
 class _Inputs:
@@ -186,8 +183,8 @@ class TorchListener:
         modes = [part.training for part in module.modules()]
         self._micro.modes = (len(modes) - sum(modes), len(modes))
         self.see_autocast()
-        labels = [value for key, value in keywords.items() if key in LABELS]
-        found = _Inputs.of((arguments, {key: value for key, value in keywords.items() if key not in LABELS}))
+        labels, others = naming.split_labels(keywords)
+        found = _Inputs.of((arguments, others))
         if found is not None:
             self._micro.inputs.append(found)
         for label in labels:
@@ -408,8 +405,7 @@ class TorchListener:
         if id(optimizer) not in self._watched:
             held = {id(parameter) for parameter in torch_arrays.parameters_of(optimizer)}
             # One whose step is running is wrapped around this one, and stays another optimizer.
-            known = [one for one in self._watched.values() if one.open is None and held == set(one.holding.names)]
-            if known:
+            if known := [one for one in self._watched.values() if one.open is None and held == set(one.holding.names)]:
                 self._watched[id(optimizer)] = known[-1]
                 self._kept.append(optimizer)
             else:
@@ -443,17 +439,8 @@ class TorchListener:
         record["clip"] = None if done.clip is None else done.clip.read()
         if done.clip is not None and done.clip.passes is not None and done.clip.passes < len(done.micro_batches):
             record["clip"]["early"] = True
-        arrays: dict[str, Any] = {}
-        for part, measured in done.parts.items():
-            if measured is None:
-                continue
-            read = measured.read()
-            if measured.one_by_one:
-                arrays[part] = read
-            record[part] = mixing.together(read.values())
-        self._out.write(recorder.UPDATES, record)
-        if arrays:
-            self._out.write(recorder.ARRAYS, {"update": record["update"], "optimizer": record["optimizer"], **arrays})
+        parts = {part: measured.read() for part, measured in done.parts.items() if measured is not None}
+        self._out.write_update(record, parts)
 
 
 def _versions(holding: Holding) -> int:
@@ -485,16 +472,11 @@ def _moments(optimizer: Any, holding: Holding) -> Iterator[Piece]:
 
 def _read_micro(micro: _Micro) -> dict[str, Any]:
     scale = micro.scale.read() if micro.scale is not None else 1.0
-    inputs = [
-        f"{number & mixing.MASK:016x}"
-        for given in micro.inputs
-        for late in given.rows.values()
-        for number in late.read()
-    ]
-    targets = [f"{number & mixing.MASK:016x}" for late in micro.targets for number in late.read()]
+    inputs = [mixing.as_hex(number) for given in micro.inputs for late in given.rows.values() for number in late.read()]
+    targets = [mixing.as_hex(number) for late in micro.targets for number in late.read()]
     sums = [late.read() for late in micro.target_sums]
     return {
-        **({"target_sum": f"{sum(sums) & mixing.MASK:016x}"} if sums else {}),
+        **({"target_sum": mixing.as_hex(sum(sums))} if sums else {}),
         "loss": sum(late.read() for late in micro.losses) / scale,
         "samples": inputs,
         "targets": targets,
@@ -509,7 +491,7 @@ def _read_micro(micro: _Micro) -> dict[str, Any]:
 
 
 def _read_state(digest: Any, used: Any) -> str:
-    return f"{digest.read() & mixing.MASK:016x}" if used is not None and used.read() else ZEROS
+    return mixing.as_hex(digest.read()) if used is not None and used.read() else ZEROS
 
 
 def _nudge(parameters: list[Any]) -> None:

@@ -108,8 +108,7 @@ class Bridge:
         with self._process.stderr as stream:
             for raw in stream:
                 line = raw.decode(errors="replace").rstrip()[:500]
-                status = STATUS.match(line)
-                if status:
+                if status := STATUS.match(line):
                     self._status = int(status[1])
                 else:
                     self._lines.append(line)

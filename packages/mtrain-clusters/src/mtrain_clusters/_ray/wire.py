@@ -146,8 +146,7 @@ def end_wires(wires: Sequence[Wire], *, wait_s: float, flush_s: float) -> None:
         for wire, at, is_silent in zip(wires, ends_at, silent, strict=True)
         if not wire.has_ended(wait_s=max(0.0, at - time.monotonic())) and not is_silent
     ]
-    answers = [answer for wire in hanging if (answer := wire.ask_to_kill()) is not None]
-    if answers:
+    if answers := [answer for wire in hanging if (answer := wire.ask_to_kill()) is not None]:
         with suppress(Exception):  # Ray itself may be gone.
             wires[0].ray.wait(answers, num_returns=len(answers), timeout=POLL_S)
     for wire in wires:

@@ -50,8 +50,7 @@ def with_queue_flags(params: dict[str, Any]) -> dict[str, Any]:
     ``-o slurm.KEY=VALUE`` means ``-o cluster.options.KEY=VALUE`` with ``--cluster slurm``.
     """
     overrides = list(params.get("overrides") or ())
-    cluster = params.get("cluster")
-    if cluster:
+    if cluster := params.get("cluster"):
         prefix = f"{cluster}."
         overrides = [
             f"cluster.options.{text.removeprefix(prefix)}" if text.startswith(prefix) else text for text in overrides

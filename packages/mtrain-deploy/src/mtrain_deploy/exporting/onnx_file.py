@@ -154,8 +154,7 @@ def _name_axes(model: Any, inputs: Sequence[Mapping[str, Any]]) -> None:
     axes_of = {given["name"]: given["axes"] for given in inputs}
     for value in model.graph.input:
         for number, name in axes_of.get(value.name, {}).items():
-            symbol = value.type.tensor_type.shape.dim[int(number)].dim_param
-            if symbol:
+            if symbol := value.type.tensor_type.shape.dim[int(number)].dim_param:
                 plain[symbol] = name
     for value in [*model.graph.input, *model.graph.output]:
         for number, axis in enumerate(value.type.tensor_type.shape.dim):

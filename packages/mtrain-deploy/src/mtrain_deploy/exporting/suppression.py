@@ -25,8 +25,7 @@ def settings_of(facts: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str,
         SpecError: The model has no such options, because it finds no boxes.
     """
     options = facts["options"]
-    missing = [name for name in SETTINGS if name not in options]
-    if missing:
+    if missing := [name for name in SETTINGS if name not in options]:
         raise SpecError(f"--form nms: the model has no option {missing[0]}, so it finds no boxes; use --form decoded")
     own = {name: options[name] for name in SETTINGS}
     flags = {name: options.get(name, default) for name, default in (("multi_label", True), ("class_agnostic", False))}

@@ -53,8 +53,7 @@ class Batcher:
     async def run(self) -> None:
         """Compute batches until this coroutine is cancelled."""
         while True:
-            batch = await self._next_batch()
-            if batch:
+            if batch := await self._next_batch():
                 await self._compute_batch(batch)
 
     async def warm(self, sample: Sample) -> None:

@@ -115,8 +115,7 @@ def inference(
         if name not in expected or name in arrays:
             raise Refusal(400, f"inputs: {name!r} is unknown or given twice; expected {', '.join(expected)}")
         arrays[name] = _array(row, expected[name], rest)
-    missing = [name for name in expected if name not in arrays]
-    if missing:
+    if missing := [name for name in expected if name not in arrays]:
         raise Refusal(400, f"inputs: {missing[0]} is missing; expected {', '.join(expected)}")
     if rest.position != len(rest.content):
         raise Refusal(
