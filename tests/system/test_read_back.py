@@ -246,7 +246,7 @@ ELSEWHERE = {
     "spec/plugins": "tests/system/test_security.py",
     "spec/references": "tests/own_model/test_plan.py", "mtrain_sweep/space": "packages/mtrain-sweep/tests/sweeping/test_space.py",
     "jobs/hosts/allocation": "packages/mtrain-clusters/tests/clusters/test_absent_package.py",
-    "mtrain_clusters/allocations/pbs": "tests/cluster/test_allocation.py", "commands/verbs": "tests/commands/test_verbs.py",
+    "mtrain_clusters/allocations/schedulers": "tests/cluster/test_allocation.py", "commands/verbs": "tests/commands/test_verbs.py",
 }  # fmt: skip
 """Modules whose files have tests of traps elsewhere."""
 OWN = {
@@ -260,7 +260,7 @@ OWN = {
     "of the account, the installation or the kernel": (
         "commands/options", "core/compiling", "mtrain_deploy/serving/page", "jobs/preflight/facts",
         "jobs/preflight/interpreter_probe", "mtrain_clusters/_kubernetes/client", "mtrain_clusters/_kubernetes/own_code",
-        "rank/script/job", "rank/script_mode", "mtrain_ui/pages/app", "mtrain_ui/pages/rendering", "mtrain_clusters/kubeflow_reporter",
+        "rank/script/job", "rank/script_mode", "mtrain_ui/pages/app", "mtrain_ui/pages/rendering",
         "mtrain_ui/trackers/mlflow", "mtrain_ui/trackers/weights_and_biases", "spec/bounds", "spec/files", "records/html",
         "system/placement", "system/vectors",
     ),

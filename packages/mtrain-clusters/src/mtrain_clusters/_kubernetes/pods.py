@@ -107,9 +107,6 @@ class PodPlan:
         report = {**values.get("report", {}), "dir": self.options.runs_path}
         if report.get("metrics_address", LOOPBACK) == LOOPBACK:
             report["metrics_address"] = EVERY_ADDRESS
-        if self.options.kind == "trainjob":
-            # Kubeflow shows the progress of a TrainJob, unless the spec says that it shall not.
-            report["reporters"] = {"kubeflow": True, **report.get("reporters", {})}
         values |= {"cluster": cluster, "report": report}
         refuse_clear_text(values, self.options.env, self.submission.arguments)
         text = dump(values)
