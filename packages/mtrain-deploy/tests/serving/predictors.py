@@ -14,7 +14,7 @@ COLOURS = ("red", "green", "blue")
 
 
 class Colours:
-    """Implements ``Predictor``: one row with the colour of the largest mean, whose share of 255 is the score."""
+    """Answers as a ``Predictor`` does: one row with the colour of the largest mean, whose share of 255 is the score."""
 
     batch_size = None
     name = "colours"

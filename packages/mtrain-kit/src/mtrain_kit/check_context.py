@@ -1,6 +1,5 @@
 """The context of a check: one rank inside a backend, with the results of one rank of ``solo`` for comparison."""
 
-import os
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -140,8 +139,3 @@ def wait_until_settled(look: Callable[[], list[str]]) -> list[str]:
     while (remains := look()) and time.monotonic() < deadline:
         time.sleep(0.05)
     return remains
-
-
-def own_id() -> int:
-    """Return the id of this process."""
-    return os.getpid()

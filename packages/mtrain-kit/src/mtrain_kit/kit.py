@@ -3,27 +3,24 @@
 import json
 import socket
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from mtrain.core.checkpoint import store
+from mtrain.core.overriding import override
 from mtrain.errors import LaunchError, UsageError
-from mtrain.spec.suggest import hint
 from mtrain.system import failures
 from mtrain.system.placement import LOOPBACK
 from mtrain.system.runfolder import RunFolder
 from mtrain_kit import rank_records, training
 from mtrain_kit.catalogue import CHECKS, DIES, ENTERS, LEAVES, LIGHT, ON_RANKS, ONE, TASK
 from mtrain_kit.check_context import processes_of
-from mtrain_kit.checks import Check, Finding, Measure, none_of, worst_of_ranks
+from mtrain_kit.checks import Check, Finding, Measure, Results, choose_checks, none_of, worst_of_ranks
 from mtrain_kit.jobs import JobEnd, Jobs, PluginTestRequest
 from mtrain_kit.rank_records import JobRecords
 from mtrain_kit.ranks import THREADS_FILE
 from mtrain_kit.teardown import DEATH_FILE
-
-__all__ = ["Conformance", "PluginTestRequest", "choose_checks", "run"]
 
 SIZES = (1, 2, 3, 4, 6)
 """Numbers of ranks that divide the kit's global batch."""
@@ -39,51 +36,20 @@ numbers."""
 
 
 @dataclass(kw_only=True)
-class Conformance:
+class Conformance(Results):
     """The results of all checks of one backend."""
 
     backend: str
-    provider: str
     framework: str
     launcher: str
     ranks: int
     precision: str = ""
-    folder: Path
-    seconds: float = 0.0
-    findings: list[Finding] = field(default_factory=list)
 
     @property
+    @override
     def has_passed(self) -> bool:
         """Return whether every requested check was run and passed."""
         return all(finding.verdict == "passed" for finding in self.findings)
-
-    def as_json(self) -> dict[str, Any]:
-        """Return plain values for a JSON file."""
-        return {
-            "backend": self.backend,
-            "provider": self.provider,
-            "framework": self.framework,
-            "launcher": self.launcher,
-            "ranks": self.ranks,
-            "precision": self.precision,
-            "folder": str(self.folder),
-            "seconds": round(self.seconds, 1),
-            "passed": self.has_passed,
-            "checks": [finding.as_json() for finding in self.findings],
-        }
-
-
-def choose_checks(only: Sequence[str]) -> list[Check]:
-    """Return the checks whose id is, or begins with, one of ``only``; all if it is empty.
-
-    Raises:
-        UsageError: an entry matches no check.
-    """
-    ids = [check.id for check in CHECKS]
-    for word in only:
-        if not any(check_id.startswith(word) for check_id in ids):
-            raise UsageError(f"--only {word}: no such check{hint(word, ids)}")
-    return [check for check in CHECKS if not only or any(check.id.startswith(word) for word in only)]
 
 
 def run(request: PluginTestRequest, folder: Path, *, references: Path | None = None) -> Conformance:
@@ -98,7 +64,7 @@ def run(request: PluginTestRequest, folder: Path, *, references: Path | None = N
 class _Kit:
     def __init__(self, request: PluginTestRequest, folder: Path, references: Path | None) -> None:
         self._request = request
-        self._checks = choose_checks(request.only)
+        self._checks = choose_checks(request.only, CHECKS)
         self._references = references or folder / "references"
         self._jobs = Jobs(request, folder, self._references)
         described, provider = self._jobs.tested_backend()

@@ -6,21 +6,21 @@ import shutil
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from mtrain.core.checkpoint import store
 from mtrain.core.interfaces import Model
+from mtrain.core.overriding import override
 from mtrain.errors import SpecError, UsageError
 from mtrain.spec import config
 from mtrain.spec.config import Given, Loaded
 from mtrain.spec.registry import Registry
-from mtrain.spec.suggest import hint
 from mtrain.system.runfolder import RunFolder
 from mtrain_kit import kit, training
 from mtrain_kit import plugin_checks as checks
-from mtrain_kit.checks import Check, Finding, Measure, none_of, worst_of_ranks
+from mtrain_kit.checks import Check, Finding, Measure, Results, choose_checks, none_of, worst_of_ranks
 from mtrain_kit.jobs import JobEnd, PluginTestRequest, run_whole
 from mtrain_kit.plugin_partners import PER_RANK, backends_of, frameworks, partners
 from mtrain_kit.plugin_probe import MARK
@@ -58,30 +58,17 @@ STARTS = ("plugin.enters", "collective.place", "plugin.leaves")
 
 
 @dataclass(kw_only=True)
-class PluginConformance:
-    """The results of all checks of one plugin."""
+class PluginConformance(Results):
+    """The results of all checks of one plugin that is no backend."""
 
     kind: str
     name: str
-    provider: str
-    folder: Path
-    seconds: float = 0.0
-    findings: list[Finding] = field(default_factory=list)
 
     @property
+    @override
     def has_passed(self) -> bool:
         """Return whether no check failed; one that cannot be made here, for want of a framework, is no failure."""
         return all(finding.verdict != "failed" for finding in self.findings)
-
-    def as_json(self) -> dict[str, Any]:
-        """Return plain values for a JSON file."""
-        return {
-            **{key: value for key, value in asdict(self).items() if key not in ("findings", "folder")},
-            "folder": str(self.folder),
-            "seconds": round(self.seconds, 1),
-            "passed": self.has_passed,
-            "checks": [finding.as_json() for finding in self.findings],
-        }
 
 
 def run(kind: str, request: PluginTestRequest, folder: Path) -> PluginConformance:
@@ -90,7 +77,7 @@ def run(kind: str, request: PluginTestRequest, folder: Path) -> PluginConformanc
     Raises:
         UsageError: the plugin is unknown, or the spec around it is not complete.
     """
-    chosen = _choose_checks(kind, request.only)
+    chosen = choose_checks(request.only, checks.CHECKS[kind])
     tested = _Tested(kind, request, folder)
     began = time.monotonic()
     findings = {check: _without_files(tested.finding(check)) for check in chosen}
@@ -109,15 +96,6 @@ def _without_files(finding: Finding) -> Finding:
     if NO_ROOT in finding.error:
         raise UsageError(finding.error[finding.error.index(NO_ROOT) :].splitlines()[0])
     return finding
-
-
-def _choose_checks(kind: str, only: Sequence[str]) -> list[Check]:
-    all_checks = checks.CHECKS[kind]
-    ids = [check.id for check in all_checks]
-    for word in only:
-        if not any(check_id.startswith(word) for check_id in ids):
-            raise UsageError(f"--only {word}: no such check{hint(word, ids)}")
-    return [check for check in all_checks if not only or any(check.id.startswith(word) for word in only)]
 
 
 class _Tested:
@@ -374,7 +352,7 @@ class _Tested:
                 name=backend,
                 overrides=(*chosen, f"launcher.name={self._name}"),
                 only=only,
-                tell=_silent,
+                tell=lambda text: None,  # it has ids of its own, which the caller has not asked for
             )
             findings = kit.run(request, self._folder / f"{check.id}-{backend}").findings
             failed = [finding for finding in findings if finding.verdict != "passed"]
@@ -392,10 +370,6 @@ def _runs_on(model: Model, framework: str) -> bool:
     except SpecError:
         return False
     return True
-
-
-def _silent(text: str) -> None:
-    """Say nothing: the kit for backends has ids of its own, which the caller has not asked for."""
 
 
 class _JobFailed(Exception):

@@ -35,7 +35,6 @@ from mtrain_kit.check_context import (
     Site,
     Surroundings,
     listening_ports,
-    own_id,
     processes_of,
 )
 from mtrain_kit.checks import none_of
@@ -119,7 +118,7 @@ def run_checks(arguments: argparse.Namespace, number: int, leave: process.Leavin
             )
             measures.append(none_of("frameworks that are missing", problems))
             site = Site(session=session, ranks=arguments.ranks, references=arguments.references)
-            ids = session.collective.all_gather(own_id())
+            ids = session.collective.all_gather(os.getpid())
             precision = site.precision
             if number == 0:
                 write_facts(arguments.run_dir, precision=precision, ports=listening_ports(processes_of(arguments.job)))

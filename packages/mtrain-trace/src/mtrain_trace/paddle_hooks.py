@@ -7,7 +7,7 @@ from typing import Any, Callable
 
 import paddle
 
-from mtrain_trace import wrapping
+from mtrain_trace import naming, wrapping
 from mtrain_trace.paddle_listener import PaddleListener
 from mtrain_trace.recorder import Recorder
 from mtrain_trace.wrapping import argument
@@ -34,7 +34,7 @@ def install(out: Recorder) -> PaddleListener:
     listener = PaddleListener(out)
     _wrap_calls(listener)
     _wrap_backward(listener, paddle.Tensor, lambda arguments: [arguments[0]])
-    _wrap_backward(listener, paddle.autograd, lambda arguments: paddle.utils.flatten(arguments[0]))
+    _wrap_backward(listener, paddle.autograd, lambda arguments: list(naming.tensors_in(arguments[0], paddle.Tensor)))
     for name in TARGET_LOSSES:
         if hasattr(paddle.nn.functional, name):
             wrap(paddle.nn.functional, name, before=functools.partial(_note_target, listener))

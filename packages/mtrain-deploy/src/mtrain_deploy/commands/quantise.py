@@ -163,17 +163,11 @@ def _target(request: QuantiseRequest) -> Path:
         UsageError: It cannot or should not be written.
     """
     from mtrain.jobs.exported import SUFFIX
+    from mtrain_deploy.exporting.request import refuse_target
 
     name = Path(request.weights).stem if request.weights else Path(request.run or "runs/latest").resolve().name
     out = request.out or Path(f"{name}-int8{SUFFIX}")
-    if out.suffix != SUFFIX:
-        raise UsageError(f"-o {out}: quantise writes {SUFFIX}; give a name that ends with it")
-    if out.is_dir():
-        raise UsageError(f"-o {out}: is a folder; give the name of a file")
-    if not out.absolute().parent.is_dir():
-        raise UsageError(f"-o {out}: the folder {out.parent} does not exist; create it, or choose another name")
-    if out.exists() and not request.force:
-        raise UsageError(f"-o {out}: exists already; give --force to replace it, or another name")
+    refuse_target(out, [out], suffix=SUFFIX, writer="quantise", force=request.force)
     return out
 
 

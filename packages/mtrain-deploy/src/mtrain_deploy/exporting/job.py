@@ -28,7 +28,7 @@ from mtrain_deploy.exported.metadata import SUPPRESSED
 from mtrain_deploy.exporting import openvino_ir
 from mtrain_deploy.exporting.paddle_detection import INFER_CONFIG, infer_config, write_yaml
 from mtrain_deploy.exporting.rank import FACTS, REQUEST, program_of, whole_weights
-from mtrain_deploy.exporting.request import ExportRequest
+from mtrain_deploy.exporting.request import ExportRequest, refuse_target
 from mtrain_deploy.exporting.suppression import settings_of
 
 if TYPE_CHECKING:
@@ -142,12 +142,8 @@ def _check(request: ExportRequest) -> None:
     if request.format == "openvino":
         openvino_ir.need_openvino()
     if request.format in GRAPHS:
-        try:
-            import onnx  # noqa: F401  # the metadata is written here, whichever interpreter the rank has
-        except ImportError:
-            raise UsageError(
-                f"--format {request.format} needs the package onnx; install it with: {remedies.install('mtrain-deploy')}"
-            ) from None
+        # The metadata are written here, whichever interpreter the rank has.
+        remedies.need(("onnx",), what=f"--format {request.format}", extra="mtrain-deploy")
 
 
 def _weights_of(request: ExportRequest) -> tuple[Path, "Source"]:
@@ -274,20 +270,12 @@ def _check_target(out: Path, request: ExportRequest) -> None:
         UsageError: It exists already, or has another format's ending, or its folder does not exist.
     """
     suffix = SUFFIXES[request.format]
-    if suffix and out.suffix != suffix:
-        raise UsageError(f"-o {out}: --format {request.format} writes {suffix}; give a name that ends with it")
-    if not out.absolute().parent.is_dir():
-        raise UsageError(f"-o {out}: the folder {out.parent} does not exist; create it, or choose another name")
     paths = [out.with_name(out.name + ending) for ending in PADDLE_FILES] if not suffix else [out]
     if (request.format, request.form) == ("paddle", "nms"):
         paths.append(out.with_name(INFER_CONFIG))
     if request.format == "openvino":
         paths.append(out.with_suffix(openvino_ir.WEIGHTS_SUFFIX))
-    existing = next((path for path in paths if path.exists()), None)
-    if out.is_dir():
-        raise UsageError(f"-o {out}: is a folder; give the name of a file")
-    if existing is not None and not request.force:
-        raise UsageError(f"-o {out}: {existing} exists already; give --force to replace it, or another name")
+    refuse_target(out, paths, suffix=suffix, writer=f"--format {request.format}", force=request.force)
 
 
 @contextmanager

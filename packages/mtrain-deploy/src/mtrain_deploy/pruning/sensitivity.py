@@ -53,7 +53,7 @@ def rows(
 
     before = score([])
     table = []
-    for group in _Progress(len(masked.network.groups), tell).of(masked.network.groups):
+    for group in _telling(masked.network.groups, tell):
         losses: dict[int, float] = {}
         row = []
         for share in shares:
@@ -66,20 +66,13 @@ def rows(
     return table
 
 
-class _Progress:
-    """Tells how many groups are done and how long the others will take."""
-
-    def __init__(self, total: int, tell: Callable[[str], None]) -> None:
-        self._total = total
-        self._tell = tell
-
-    def of(self, groups: list[ChannelGroup]) -> Iterator[ChannelGroup]:
-        """Yield the groups, and tell about progress between them."""
-        began = told = time.monotonic()
-        for i, group in enumerate(groups, start=1):
-            yield group
-            now = time.monotonic()
-            if now - told >= _PAUSE_S or i == self._total:
-                told = now
-                left_s = (now - began) / i * (self._total - i)
-                self._tell(f"sensitivity: {i} of {self._total} groups, {left_s:.0f} s left")
+def _telling(groups: list[ChannelGroup], tell: Callable[[str], None]) -> Iterator[ChannelGroup]:
+    """Yield the groups, and tell between them how many are done and how long the others will take."""
+    began = told = time.monotonic()
+    for i, group in enumerate(groups, start=1):
+        yield group
+        now = time.monotonic()
+        if now - told >= _PAUSE_S or i == len(groups):
+            told = now
+            left_s = (now - began) / i * (len(groups) - i)
+            tell(f"sensitivity: {i} of {len(groups)} groups, {left_s:.0f} s left")

@@ -64,10 +64,10 @@ def serve(weights: str | os.PathLike[str], *, say: Callable[[str], None] = print
 def _application(weights: str | os.PathLike[str], settings: ServeSettings) -> "FastAPI":
     remedies.require(_NEEDED, what="serve", extra="mtrain-deploy")
     from mtrain_deploy.serving.application import build
-    from mtrain_deploy.serving.predictor import ExportedPredictor
+    from mtrain_deploy.serving.predictor import Predictor
     from mtrain_deploy.serving.reloading import Watched
 
-    def open_model() -> ExportedPredictor:
-        return ExportedPredictor.open(Path(weights), threads=settings.threads)
+    def open_model() -> Predictor:
+        return Predictor.open(Path(weights), threads=settings.threads)
 
     return build(open_model(), settings, Watched(Path(weights), open_model) if settings.reload else None)

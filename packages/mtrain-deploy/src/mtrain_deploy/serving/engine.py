@@ -2,8 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterator
-from typing import TypeVar
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -13,7 +12,6 @@ from mtrain_deploy.serving.predictor import Predictor
 from mtrain_deploy.serving.settings import ServeSettings
 
 DEFAULT_BATCH = 8
-T = TypeVar("T")
 
 
 class Engine:
@@ -51,10 +49,6 @@ class Engine:
             if not self._users:
                 self._unused.set()
 
-    async def alone(self, work: Callable[[], T]) -> T:
-        """Compute something in the thread of the batches, between two of them."""
-        return await self.batcher.alone(work)
-
     async def run(self) -> None:
         """Compute batches until ``stop``, or until this coroutine is cancelled."""
         work, stopped = asyncio.ensure_future(self.batcher.run()), asyncio.ensure_future(self._stopped.wait())
@@ -65,15 +59,11 @@ class Engine:
         finally:
             work.cancel()
             stopped.cancel()
-            self.close()
+            self.batcher.close()
 
     def stop(self) -> None:
         """Let ``run`` return."""
         self._stopped.set()
-
-    def close(self) -> None:
-        """End the thread that computes."""
-        self.batcher.close()
 
     async def wait_until_unused(self) -> None:
         """Wait until no request uses the engine."""

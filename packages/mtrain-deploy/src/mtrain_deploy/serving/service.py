@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
@@ -81,7 +82,7 @@ class Service:
             self.state = "broken"
             logger.exception("the model cannot be computed")
         finally:
-            self._engine.close()
+            self._engine.batcher.close()
             self._pool.shutdown(wait=False, cancel_futures=True)
 
     async def replace(self, predictor: Predictor) -> None:
@@ -94,7 +95,7 @@ class Service:
         try:
             await engine.warm()
         except BaseException:
-            engine.close()
+            engine.batcher.close()
             raise
         former, self._engine = self._engine, engine
         await former.wait_until_unused()
@@ -186,7 +187,7 @@ class Service:
         count = len(uploads)
         with self._at_work(count) as engine:
             with self._counted_if_left(count):
-                pixels = await self._each(self._pixels, uploads)
+                pixels = await self._each(partial(pixels_of, max_pixels=self.settings.max_pixels), uploads)
             check_request(pixels, request_pixels=self.settings.request_pixels)
             with self._pixel_budget.hold(pixels):
                 with self._counted_if_left(count):
@@ -230,7 +231,7 @@ class Service:
             if engine.predictor is not predictor:
                 raise Refusal(503, "the model was replaced while the request arrived; send it again", retry_after_s=1)
             try:
-                outputs = await engine.alone(lambda: predictor.compute(asked.arrays))
+                outputs = await engine.batcher.alone(lambda: predictor.compute(asked.arrays))
             except UsageError as error:
                 if "memory" in str(error):
                     raise MemoryError from error
@@ -286,9 +287,6 @@ class Service:
                 return await loop.run_in_executor(self._pool, work, item)
 
         return await _all([asyncio.ensure_future(work_in_turn(item)) for item in items])
-
-    def _pixels(self, upload: Upload) -> int:
-        return pixels_of(upload, max_pixels=self.settings.max_pixels)
 
     def _image(self, upload: Upload) -> Array:
         return decode(upload, max_pixels=self.settings.max_pixels)

@@ -10,11 +10,9 @@ from pydantic import Field
 
 from mtrain.core.interfaces.reporter import ReportedRun
 from mtrain.core.record_files import write_json
-from mtrain.errors import PluginError
-from mtrain.spec import remedies
 from mtrain.spec.files import MAX_OWN_BYTES, parse_json, read_bytes
 from mtrain.system import environment
-from mtrain_ui.trackers.tracker import Point, ServiceOptions, Tracker, parameters
+from mtrain_ui.trackers.tracker import Point, ServiceOptions, Tracker, import_library, parameters
 
 FILE = "mlflow.json"
 """File of the run folder that names the MLflow run, so that a resumed job goes on in it."""
@@ -55,15 +53,7 @@ class MLflow(Tracker):
     def __init__(self, options: Options, run: ReportedRun) -> None:
         super().__init__(options, run)
         environment.set_defaults(DEFAULTS)
-        try:
-            from mlflow import MlflowClient
-
-            self._client: Any = MlflowClient(tracking_uri=options.tracking_uri)
-        except ModuleNotFoundError as error:
-            raise PluginError(
-                f"report.reporters.mlflow: the package {error.name} is not installed; install it with: "
-                f"{remedies.install('mtrain-ui[mlflow]')}"
-            ) from error
+        self._client: Any = import_library("mlflow").MlflowClient(tracking_uri=options.tracking_uri)
         self._id = ""
 
     def open(self) -> None:

@@ -10,11 +10,9 @@ from pydantic import Field
 
 from mtrain.core.interfaces.reporter import ReportedRun
 from mtrain.core.record_files import write_json
-from mtrain.errors import PluginError
-from mtrain.spec import remedies
 from mtrain.spec.files import MAX_OWN_BYTES, parse_json, read_bytes
 from mtrain.system import environment
-from mtrain_ui.trackers.tracker import Point, ServiceOptions, Tracker, parameters
+from mtrain_ui.trackers.tracker import Point, ServiceOptions, Tracker, import_library, parameters
 
 FILE = "wandb.json"
 """File of the run folder that has the run's id, so that a resumed job goes on in the same run."""
@@ -42,14 +40,7 @@ class WandB(Tracker):
     def __init__(self, options: Options, run: ReportedRun) -> None:
         super().__init__(options, run)
         environment.set_defaults(DEFAULTS)
-        try:
-            import wandb
-        except ModuleNotFoundError as error:
-            raise PluginError(
-                f"report.reporters.wandb: the package {error.name} is not installed; install it with: "
-                f"{remedies.install('mtrain-ui[wandb]')}"
-            ) from error
-        self._wandb: Any = wandb
+        self._wandb: Any = import_library("wandb")
         self._run: Any = None
         self._id = self._kept_id()
 
