@@ -141,12 +141,12 @@ def test_requests_take_turns_on_the_only_thread(decoding):
 def test_large_images_wait_outside_and_small_ones_are_still_taken():
     metrics = Metrics()
     budget = PixelBudget(10_000_000, metrics)
-    with budget.held([SHARE_PIXELS + 30_000_000]):
-        with pytest.raises(Refusal) as refusal, budget.held([SHARE_PIXELS + 10_000_001]):
+    with budget.hold([SHARE_PIXELS + 30_000_000]):
+        with pytest.raises(Refusal) as refusal, budget.hold([SHARE_PIXELS + 10_000_001]):
             pass
         assert (refusal.value.status, refusal.value.headers["Retry-After"]) == (503, "1")
-        with budget.held([SHARE_PIXELS + 5_000_000, SHARE_PIXELS + 5_000_000]), budget.held([SHARE_PIXELS] * 32):
+        with budget.hold([SHARE_PIXELS + 5_000_000, SHARE_PIXELS + 5_000_000]), budget.hold([SHARE_PIXELS] * 32):
             assert b"mtrain_pixels_in_work 4e+07" in metrics.text()
-            with pytest.raises(Refusal), budget.held([SHARE_PIXELS + 1]):
+            with pytest.raises(Refusal), budget.hold([SHARE_PIXELS + 1]):
                 pass
     assert b"mtrain_pixels_in_work 0.0" in metrics.text()

@@ -114,6 +114,7 @@ def processes_of(job: str) -> list[int]:
     pids = []
     for process in psutil.process_iter():
         try:
+            # The parent of a process that was left behind is init: only its environment tells whose it was.
             if process.environ().get(JOB) == job and process.status() != psutil.STATUS_ZOMBIE:
                 pids.append(process.pid)
         except psutil.Error:

@@ -12,9 +12,10 @@ from mtrain_kit.training import Case
 
 MICRO_BATCHES, MICRO_BATCH, PIXELS, WIDTH = 4, 4, 192, 256
 MEASURED_UPDATES = 3
+# The ratio tells: an exchange of gradients in every micro batch gives 4, one per update gives 1. Where shards of the weights are
+# gathered for every pass and gradients are exchanged once, it is 3.
 MOST = 3.5
-"""Largest allowed ratio. An exchange of gradients in every micro batch gives 4, one per update gives 1. Where shards of
-the weights are gathered for every pass and gradients are exchanged once, it is 3."""
+"""Largest allowed ratio."""
 
 
 def exchanges_once(site: Site) -> list[Measure]:

@@ -198,6 +198,7 @@ def _load(backend: str, ranks: int, overrides: Sequence[str]) -> Loaded:
     }
     flags |= {path: Given(value, f"{path} {value}") for path, value in defaults.items() if path not in overridden}
     loaded = config.load(SPEC, overrides=overrides, flags=flags)
+    # Options are known once the backend is: a first load finds which of the defaults it has.
     option_names = loaded.registry.load("backends", backend).Options.model_fields
     option_defaults = {
         "device": ("cpu", "the kit runs on the CPU"),

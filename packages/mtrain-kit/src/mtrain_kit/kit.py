@@ -30,9 +30,9 @@ END_S = 60.0
 COMPARED = ("learns.", "accuracy.", "clip.", "state.from_solo", "evaluation.", "plugin.leaves", "size.")
 """Beginnings of the ids of checks that compare with the results of solo."""
 TASK_UPDATES = 4
+# The bound is wide because adamw divides by roots of small numbers.
 TASK_BOUNDS = {"fp64": 1e-9, "fp32": 1e-3}
-"""Largest relative difference of the weights of the whole job; it is wide because adamw divides by roots of small
-numbers."""
+"""Largest relative difference of the weights of the whole job."""
 
 
 @dataclass(kw_only=True)
@@ -120,6 +120,7 @@ class _Kit:
             ended = self._jobs.run(self._jobs.tested_spec(self._ranks), f"checks-{attempt}", arguments)
             records = JobRecords.of(ended.run_dir, self._ranks)
             self._result.precision = rank_records.read_facts(ended.run_dir).get("precision", self._result.precision)
+            # Records are written check by check, so the first one without a record is that which ended the job.
             unfinished = (check for check in (LIGHT, ENTERS, *waiting, LEAVES) if not records.is_finished(check))
             culprit = next(unfinished, LEAVES if ended.code else None)
             for check in waiting:
@@ -130,6 +131,7 @@ class _Kit:
                 findings.append(Finding(check=culprit, error=error_of(ended)))
             judged = {finding.check for finding in findings}
             waiting = [check for check in waiting if check not in judged]
+            # Without ranks inside a backend there is nothing that the others could check.
             if culprit in (LIGHT, ENTERS):
                 return findings + [Finding(check=check, reason=f"{culprit.id} failed") for check in waiting]
         return findings
@@ -208,6 +210,7 @@ def error_of(ended: JobEnd) -> str:
 
 def _is_free(port: int) -> bool:
     with socket.socket() as listener:
+        # Connections that have just ended keep a port busy for a minute without it.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             listener.bind((LOOPBACK, port))

@@ -102,6 +102,7 @@ def _unequal(site: Site, case: Case) -> list[str]:
     model, optimizer = session.prepare(build, case.recipe(site.ranks))
     weights = training.weights_for(site.precision)
     if c.rank == c.size - 1:
+        # One number on one rank: the smallest difference that a comparison of ranks must find.
         weights["head.bias"] = weights["head.bias"] + weights["head.bias"].dtype.type(1e-3)
     try:
         session.restore(model, optimizer, State(weights=weights))

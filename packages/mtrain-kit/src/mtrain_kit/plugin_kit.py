@@ -47,6 +47,7 @@ SHORT: Mapping[str, Any] = {
     "checkpoint.keep_last": UPDATES,
     "data.workers": 0,
     "cluster.threads": 1,
+    # A plugin that fails must fail at once, and be told so.
     "cluster.max_restarts": 0,
     "cluster.nproc_per_node": 1,
     "report.tensorboard": False,
@@ -227,6 +228,7 @@ class _Tested:
         """Run a job in the run folder ``name``, once. ``hash_seed`` decides the order of sets of texts."""
         if name not in self._ended:
             loaded = self._load(more or {})
+            # Plugins that iterate over sets of texts differ from one start to the next.
             request = replace(self._request, environ={**self._request.environ, "PYTHONHASHSEED": hash_seed})
             run_dir = (self._folder / name).absolute()
             if resume is None:

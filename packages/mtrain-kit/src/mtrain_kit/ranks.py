@@ -41,8 +41,9 @@ from mtrain_kit.checks import none_of
 from mtrain_kit.rank_records import RankRecord, write_facts
 from mtrain_kit.training import BOUNDS
 
+# The ranks check what a plugin imports, so nothing may be imported before.
 OWN_PROCESSES = True
-"""Ranks are no copies of a process that has imported torch: they check what a plugin imports."""
+"""Ranks are no copies of a process that has imported torch."""
 FRAMEWORKS = ("torch", "paddle", "tensorflow", "jax", "horovod", "deepspeed")
 THREADS_FILE = "threads.json"
 
@@ -84,8 +85,6 @@ def _job(arguments: argparse.Namespace) -> Resolved:
 def _inside(job: Resolved, leave: process.Leaving) -> Iterator[RankSession]:
     """Enter the backend of ``job`` and bind its framework.
 
-    An error is reported with ``leave`` before the other ranks can notice it, because theirs follow from it.
-
     Raises:
         PluginError: The session of the backend lacks members.
     """
@@ -96,6 +95,7 @@ def _inside(job: Resolved, leave: process.Leaving) -> Iterator[RankSession]:
             bind(backend.nn, backend.ops)
             yield session
         except BaseException as error:
+            # An error is reported with ``leave`` before the other ranks can notice it, because theirs follow from it.
             leave(error)
             raise
 

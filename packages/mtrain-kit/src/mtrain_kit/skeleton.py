@@ -34,6 +34,7 @@ def write(word: str, name: str, folder: Path | None) -> Path:
     _check(kind, name)
     distribution = f"mtrain-{name.replace('_', '-')}"
     folder = folder or Path(distribution)
+    # A link that leads nowhere does not exist, and would be written through.
     if folder.exists() or folder.is_symlink():
         raise UsageError(f"{folder}: is there already, and nothing is overwritten; name another folder with --out")
     try:

@@ -16,8 +16,9 @@ from mtrain_language.chat import ChatTemplate
 from mtrain_language.documents import Document
 from mtrain_language.tokens import Tokenizer
 
+# Losses of other libraries leave out the same number, so labels can be handed to them.
 NONE = -100
-"""Label of a token after which nothing is learned. Losses of other libraries leave out the same number."""
+"""Label of a token after which nothing is learned."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -113,6 +113,7 @@ def _refuse_broken_pages(storage: RDBStorage) -> None:
     """
     with storage.engine.connect() as connection:
         kinds = connection.exec_driver_sql("SELECT DISTINCT type FROM sqlite_master").scalars().all()
+        # SQLite reads only the pages that a query needs, and would miss a damaged one.
         found = connection.exec_driver_sql("PRAGMA quick_check(1)").scalar()
     if found != "ok" or not {"table", "index"}.issuperset(kinds):  # a view may have rows without end
         raise ValueError(str(found) if found != "ok" else f"it has a {' and a '.join(kinds)}")
@@ -139,6 +140,7 @@ def _make(file: Path, direction: Direction) -> None:
 
 
 def _storage(file: Path) -> RDBStorage:
+    # Optuna logs each trial to the terminal, where the sweep has lines of its own.
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -155,6 +155,7 @@ class _Sweep:
         while len(self._running) < self._request.jobs and self._failures < self._request.max_failures:
             trials = self._journal.trials()
             active = {running.number for running in self._running}
+            # Trials of an earlier process come first, so that a killed sweep proposes the same values as a whole one.
             waiting = [trial for trial in trials if trial.state == TrialState.RUNNING and trial.number not in active]
             if waiting:
                 self._begin(waiting[0])
@@ -193,6 +194,7 @@ class _Sweep:
         loaded = self._definition.trial_spec(running.trial.params, report=report, gpus=gpus)
         for folder in (place.spec.parent, place.log.parent, place.runs):
             make_folder(folder)
+        # A trial is an ordinary job of a file, which anybody can start again by hand.
         write_text(place.spec, dump(loaded.values))
         if self._plan.queued:
             return QueuedTrial(place, loaded)
@@ -263,6 +265,7 @@ class _Sweep:
         if ended.code == 0 and score is None:
             reason = f"{self._definition.metric} was never a finite number" if scores else "it made no evaluation"
         if ended.code != 0 or (score is None and running.pruned is None):
+            # In a row: one bad choice of values is a result, three of them a mistake in the spec.
             self._failures, self._last_reason = self._failures + 1, reason
             self._journal.end(running.number, TrialState.FAIL, notes={**notes, REASON: reason})
             self._request.tell(f"trial {running.number}: failed: {reason}")

@@ -72,6 +72,7 @@ class Copies:
 
     def status(self, pid: int) -> int | None:
         """Return the exit status of a copy, negative for a signal; None while it runs."""
+        # Ends of several copies come over one connection, in the order in which they happen.
         while pid not in self._ended and self._messages.arrives(0.0):
             self._hear()
         self.is_ready = self.is_ready and not self._messages.is_closed
@@ -139,6 +140,7 @@ def copies_for(
     searched = [
         path for one in definition.parameters for path in (one.name, *(key for keys in one.settings for key in keys))
     ]
+    # What a process has imported, and with which variables, cannot be undone for one copy.
     if any(name.startswith(OF_A_PROCESS) for name in searched):
         return None
     loaded = definition.trial_spec({one.name: one.extremes()[0] for one in definition.parameters})

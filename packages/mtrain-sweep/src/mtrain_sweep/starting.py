@@ -53,6 +53,7 @@ def newest_folder() -> Path:
     Raises:
         UsageError: there is none.
     """
+    # By time: names of sweeps need not sort by age.
     files = sorted(RUNS.glob(f"*/{DEFINITION}"), key=lambda file: file.stat().st_mtime)
     if not files:
         raise UsageError(f"--resume: there is no sweep in {RUNS}; name its folder with --out FOLDER")

@@ -82,6 +82,7 @@ class LocalJob:
         end_leftovers(place)
         self._log = place.log
         self._before = place.log.stat().st_size if place.log.exists() else 0
+        # `if-any`: a trial that was killed goes on from its checkpoint, a new one begins.
         argv = [sys.executable, "-m", "mtrain", "train", "-c", str(place.spec), "--resume", "if-any"]
         variables = caller_without_values() | ({} if gpus is None else {HIDING: ",".join(gpus)})
         pid = None if copies is None else copies.start(argv, env=variables, log=place.log)
@@ -117,6 +118,7 @@ class QueuedTrial:
         submission = package_parts.load("submissions", "queues", f"cluster.name: {loaded.spec.cluster.name}")
         self._queue: Queue = submission.queue_of(loaded)
         self._asked, self._unknown, self._errors = 0.0, 0, 0
+        # A sweep that was killed has left its jobs in the queue, where they may still run.
         known = [job for job in submission.jobs(place.runs) if job.name == place.name]
         running = [job for job in known if not self._queue.state(job).ended]
         self._job: QueuedJob = running[-1] if running else submission.submit(submission.prepare(loaded))
@@ -159,6 +161,7 @@ def end_leftovers(place: TrialFiles) -> None:
     A killed trial, or the trial of a killed sweep, may still be writing its last checkpoint.
     """
     left = _processes_of(place)
+    # The starter lets its ranks save; killed ranks would leave no checkpoint.
     starters = [process for process in left if str(place.spec) in _words(process)]
     processes.send(starters, signal.SIGTERM)
     deadline = time.monotonic() + LEFTOVER_S

@@ -117,11 +117,13 @@ def _causes(comparison: Comparison, parting: Parting) -> list[str]:
         return rule(comparison, parting, Update(0), Update(0))
     ours, theirs = comparison.a.updates[parting.place], comparison.b.updates[parting.place]
     sentences = (
+        # Weights that somebody else has written, or numbers without end, explain whatever follows.
         _outside(comparison, parting.place)
         or _not_finite(parting, ours, theirs)
         or rule(comparison, parting, ours, theirs)
     )
     sentences = _precision(comparison, parting, _find_renewed(parting, ours, theirs, sentences))
+    # Another rate changes no gradient of this update, yet the reader will meet it next.
     if parting.what != SETTINGS:
         besides = settings_differences(ours, theirs)
         sentences += (

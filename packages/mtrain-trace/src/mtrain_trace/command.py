@@ -15,8 +15,9 @@ from mtrain_trace import bisecting, causes, comparing, rank_checks, reading, run
 from mtrain_trace.files import CannotTell, TraceError, say
 from mtrain_trace.reading import Trace
 
+# An error has a code of its own: it is never the verdict that trainings differ.
 SAME, DIFFERENT, WRONG_USE, CANNOT_TELL = 0, 1, 2, 3
-"""Exit codes of all commands that compare, here and in mtrain. An error is never the verdict that trainings differ."""
+"""Exit codes of all commands that compare, here and in mtrain."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -145,6 +145,7 @@ def _read_again(a: Trace, b: Trace) -> str:
     """Name a side that alone repeats samples before it has read as many as the data have; empty where there is none."""
     for (side, trace), (rest, other) in itertools.permutations((("B", b), ("A", a))):
         found, is_again = _epoch(other)
+        # The side that repeats nothing shows how many samples the data have.
         once, read = len(found) - is_again, Counter[str]()
         if a.earlier or b.earlier or once < 0.75 * len(_all_samples(other)):
             continue  # not read from the beginning, or drawn with replacement on the other side, too

@@ -34,9 +34,9 @@ MEANING = {
 }
 """Definition of the relative difference of each quantity; lengths are L2 norms over all arrays."""
 FRAMEWORKS = ("torch", "paddle", "tensorflow")
+# Without it, rounding of a part that did not move would be a difference of 100%.
 STILL = 1e-4
-"""Smallest movement assumed for a part, as a share of its length: rounding of a part that did not move is not a
-difference of 100%."""
+"""Smallest movement assumed for a part, as a share of its length."""
 
 
 @dataclass(frozen=True)
@@ -146,6 +146,7 @@ def apart(a: ArrayRow, b: ArrayRow) -> float:
 def settings_differences(ours: Update, theirs: Update) -> list[str]:
     """Return in words in which settings two updates treat an array differently, whatever groups the arrays are in."""
     mine, other = settings_by_array(ours), settings_by_array(theirs)
+    # By array and not by group: the same settings may be written as other groups.
     common = [name for name in mine if name in other]
     if not common and len(ours.rates) == len(theirs.rates):  # the arrays have other names: group by group
         mine, other = ({f"group {n}": options for n, options in enumerate(side.rates)} for side in (ours, theirs))

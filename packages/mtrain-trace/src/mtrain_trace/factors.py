@@ -115,5 +115,6 @@ def before_clipping(update: Update) -> np.ndarray | None:
         return None
     if not math.isfinite(row.norm):
         return np.full(len(row.sketch), math.nan)
+    # Clipping has shortened the gradient on one side more than on the other; undone, both are comparable.
     scale = clip["before"] / row.norm if clip is not None and row.norm and clip["before"] > clip["limit"] else 1.0
     return np.asarray(row.sketch) * (scale if math.isfinite(scale) else math.nan)

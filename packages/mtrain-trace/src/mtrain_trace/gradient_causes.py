@@ -33,6 +33,7 @@ def _causes(comparison: Comparison, parting: Parting, ours: Update, theirs: Upda
             )
     if sentences:
         return sentences
+    # The order is from the certain to the likely: each rule assumes that those above it do not hold.
     if known := _find_unused(parting, ours, theirs) or _clipped_early(ours, theirs):
         return [known]
     place = parting.place or 0
@@ -49,6 +50,7 @@ def _causes(comparison: Comparison, parting: Parting, ours: Update, theirs: Upda
     if scaled := _clipped_while_scaled(ours, theirs):
         return [scaled]
     factor = factors.factor_of(factors.before_clipping(ours), factors.before_clipping(theirs))
+    # Whole factors are numbers of ranks or passes; others are told as they are.
     whole = None if factor is None else factors.whole_factor(factor)
     if whole is not None:
         return [factors.factor_words(whole, comparison, theirs, ours, what="gradient")]

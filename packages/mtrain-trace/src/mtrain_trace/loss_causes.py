@@ -35,6 +35,7 @@ def loss(comparison: Comparison, parting: Parting, ours: Update, theirs: Update)
         )
     sentences += _of_parts(comparison, ours, theirs)
     factor = theirs.loss / ours.loss if ours.loss else math.nan
+    # A factor beside another cause would be an accident.
     whole = None if sentences else factors.whole_factor(factor)
     if whole is not None:
         words = factors.factor_words(whole, comparison, theirs, ours, what="loss")
@@ -125,6 +126,7 @@ def _find_scaled(factor: float, ours: Update, theirs: Update) -> list[str]:
         or not abs(of_gradient / factor - 1) < SAME_FACTOR < abs(factor - 1)
     ):
         return []
+    # Numbers of labels are small, so a fraction shows which two were used.
     ratio = Fraction(factor).limit_denominator(LARGEST_COUNT)
     exact = f" ({ratio})" if abs(float(ratio) / factor - 1) < 1e-6 else ""
     return [

@@ -86,6 +86,7 @@ def on_host(tensor: Any, *, transposed: bool = False) -> Any:
     """Return a tensor as an array of numpy in torch's layout; bfloat16 comes as its 16 bits (int16)."""
     array = tensor.detach().numpy()
     if tensor.dtype == paddle.bfloat16:
+        # numpy has no bfloat16: bits are compared as integers, and values are made of them below.
         array = array.view(np.int16)
     return np.ascontiguousarray(array.T) if transposed and array.ndim == 2 else array
 

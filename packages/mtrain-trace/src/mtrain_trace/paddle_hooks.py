@@ -40,6 +40,7 @@ def install(out: Recorder) -> PaddleListener:
             wrap(paddle.nn.functional, name, before=functools.partial(_note_target, listener))
     _wrap_clipping(listener)
     _wrap_apply(listener)
+    # GradScaler inherits `scale` from AmpScaler; scripts may use either.
     scaler = paddle.amp.GradScaler.__mro__[1]
     wrap(scaler, "scale", after=lambda arguments, _, __: listener.see_scale(getattr(arguments[0], "_scale", None)))
     for name in ("step", "minimize"):

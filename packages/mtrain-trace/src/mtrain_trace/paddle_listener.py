@@ -134,8 +134,10 @@ class PaddleListener:
         watched = self._stepping
         if watched is None or watched.record is None:
             return
+        # Fleet wraps the clipping that it was given.
         if isinstance(getattr(clip, "_clip", clip), paddle.nn.ClipGradByGlobalNorm):
             counted = [g for p, g in given if g is not None and getattr(p, "need_clip", True)]
+            # Paddle does not return the norm; it is computed as its own clipping does.
             before = math.sqrt(sum(paddle_arrays.square(gradient) for gradient in counted))
             watched.record["clip"] = {"before": before, "limit": float(clip.clip_norm)}
 

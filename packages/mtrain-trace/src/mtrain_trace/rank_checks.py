@@ -72,6 +72,7 @@ def _metrics(trace: Trace) -> list[str]:
     for epoch, logs in sorted(by_epoch.items()):
         for name in logs[0]:
             values = [one[name] for one in logs if name in one]
+            # Averages over ranks differ in their last digits where each rank computes its own.
             if max(values) - min(values) > 1e-6 * max(map(abs, values)):
                 shown = ", ".join(f"{value:.6g}" for value in values[:4])
                 return [

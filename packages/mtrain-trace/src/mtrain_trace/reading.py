@@ -263,12 +263,14 @@ def _read(folder: Path, optimizer: int) -> Trace:
             if record["optimizer"] == optimizer:
                 _add_arrays(joined, start, record, sharded=sharded)
     ranks = max((len(update.losses) for update in joined.values()), default=0)
+    # An update that some ranks lack is the last of a training that was killed.
     updates = [joined[number] for number in sorted(joined) if len(joined[number].losses) == ranks]
     if not updates:
         raise CannotTell(f"{folder}: no update was recorded; the training ended before its first optimizer step")
     for update in updates:
         if update.targets_summed:
             update.targets = Counter([f"{sum(update.target_sums) & mixing.MASK:016x}"])
+            # Pairs of sample and target cannot be told from a sum.
             update.rank_targets = [[] for _ in update.rank_targets]
         update.groups = update.groups or first["optimizers"][optimizer]["groups"]
     remarks = _remarks(folder, processes)

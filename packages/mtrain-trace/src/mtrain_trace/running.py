@@ -68,6 +68,7 @@ def run(
     if problem := refusal_of_disk(out):
         raise TraceError(problem)
     boot = str(Path(__file__).resolve().parent / "boot")
+    # Every Python process of the command begins with `boot/sitecustomize.py`, however it is started.
     environment["PYTHONPATH"] = os.pathsep.join([boot, *filter(None, [environment.get("PYTHONPATH")])])
     environment.update(settings.variables(out))
     try:

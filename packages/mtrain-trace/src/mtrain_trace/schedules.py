@@ -21,6 +21,7 @@ def explain(comparison: Comparison) -> str:
     if not mine or not other:
         return ""
     return (
+        # A schedule that begins anew may look like one that is ahead, so it is looked for first.
         _begun_anew("B", rates_before(a), other)
         or _begun_anew("A", rates_before(b), mine)
         or _plateaus("B", mine, other)

@@ -162,6 +162,7 @@ def moments(step: UpdateStep) -> str:
     kept = np.concatenate([step.before(MOMENTS, name) for name in names])
     if not step.is_plain:  # A mean: what is not kept of it is added.
         kept = kept - np.concatenate([step.gain_of(name) for name in names]) / step.share
+    # Each attempt says how much of the difference one change leaves unexplained; the least wins.
     attempts = [(*fit(change, np.concatenate([step.gradient(name) for name in names])), _explain_length)]
     attempts.append((*fit(change, kept), _other_momentum))
     if step.has_one_measure:

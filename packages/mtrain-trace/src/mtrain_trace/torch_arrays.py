@@ -132,7 +132,9 @@ def local_part(tensor: Any) -> tuple[Any, int]:
         return tensor, 0
     splits = [placement for placement in tensor.placements if not placement.is_replicate()]
     if not splits:
+        # Copies count once: the parts of all ranks are added up.
         return (tensor.to_local(), 0) if tensor.device_mesh.get_rank() == 0 else (tensor.to_local()[:0], 0)
+    # Other splits would take several stretches for each piece; no digest of rows serves them.
     if len(tensor.placements) > 1 or not splits[0].is_shard(0):
         raise ValueError(f"arrays that are split as {tensor.placements} are not recorded")
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
@@ -171,6 +173,7 @@ class Meter:
     def _layout(self, part: str, key: tuple[Any, Any], group: list[Piece]) -> torch_mixing.WeightLayout:
         places = [(name, start, tensor.numel()) for name, tensor, start in group]
         place = (part, group[0][0], *key)  # an engine measures the arrays of a part group by group
+        # Layouts take as long as a measurement to make, and stay the same until a group is added.
         known = self._layouts.get(place)
         if known is None or known[0] != places:
             for name, _, _ in places:

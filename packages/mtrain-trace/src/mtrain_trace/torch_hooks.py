@@ -41,11 +41,13 @@ def install(out: Recorder) -> TorchListener:
     register_optimizer_step_post_hook(lambda optimizer, *_: attempt(listener.after_step, optimizer))
     _wrap_calls(listener)
     wrap(torch.autograd, "backward", before=lambda arguments, _: listener.see_backward(arguments[0]))
+    # Scripts import the function from both, and each module has a reference of its own.
     for owner in (torch.nn.utils, torch.nn.utils.clip_grad):
         wrap(owner, "clip_grad_norm_", after=functools.partial(_note_clip, listener))
     for name in TARGET_LOSSES:
         wrap(torch.nn.functional, name, before=functools.partial(_note_target, listener))
     scaler = getattr(torch.amp, "GradScaler", None) or torch.cuda.amp.GradScaler  # torch before 2.3 has the latter only
+    # Loops clear gradients through either, and a model may hold more of them than its optimizer.
     for kind in (torch.optim.Optimizer, torch.nn.Module):
         wrap(kind, "zero_grad", before=lambda *_: listener.see_cleared())
     wrap(scaler, "scale", after=lambda arguments, _, __: listener.see_scale(getattr(arguments[0], "_scale", None)))
@@ -97,6 +99,7 @@ def attempt(note: Callable[..., None], *arguments: Any) -> None:
 
 def keep_from(dynamo: Any) -> None:
     """Keep the recorder out of what torch compiles: a compiled step of an optimizer calls its hooks as they are."""
+    # A graph break in each hook, or a recorder that is compiled, would change the program that is observed.
     _attempt[0] = dynamo.disable(_attempt_eagerly)
 
 

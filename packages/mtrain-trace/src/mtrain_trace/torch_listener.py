@@ -178,6 +178,7 @@ class TorchListener:
             return
         if not any(known is module for known in self.roots):
             self.roots.append(module)
+        # A second forward pass of one backward pass has begun: the axis of the first one is decided.
         for earlier in self._micro.inputs[-1:]:
             earlier.read_later()
         modes = [part.training for part in module.modules()]
@@ -244,8 +245,10 @@ class TorchListener:
             return
         losses = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
         scalars = [loss for loss in losses if isinstance(loss, torch.Tensor) and loss.numel() == 1]
+        # A backward pass from tensors that are no scalars, such as a stage's outputs, shows no loss.
         if not scalars or self.divisor is None:
             return
+        # In float64 the division adds no rounding to that of the loss.
         wide = [loss.detach().reshape(()).to(torch.float64) / self.divisor for loss in scalars]
         self._micro.losses = [torch_mixing.Late(loss) for loss in wide]
         for inputs in self._micro.inputs[-1:]:
@@ -283,6 +286,7 @@ class TorchListener:
         else:
             watched = self._watch(optimizer)
             watched.depth += 1
+            # A step that raised has left its depth behind; the next one begins anew.
             if watched.depth == 1 or watched.open is None:
                 watched.depth = 1
                 self._renew(watched, optimizer)
@@ -333,6 +337,7 @@ class TorchListener:
         update = watched.updates
         micro_batches, self._micro_batches = self._micro_batches, []
         clip, self._clip = self._clip, None
+        # torch counts writes in place, so weights are compared without being read.
         versions = _versions(watched.holding)
         record = {
             "update": update,
@@ -359,6 +364,7 @@ class TorchListener:
         if self._clip is not None:
             done.clip, self._clip = self._clip, None
         done.record["skipped"] = not done.stepped
+        # By the next update all copies have arrived: writing then waits for no device.
         watched.outstanding = lambda: self._write(done)
 
     def flush(self) -> None:
@@ -403,6 +409,7 @@ class TorchListener:
 
     def _watch(self, optimizer: Any) -> _TorchOptimizer:
         if id(optimizer) not in self._watched:
+            # A resume or a scheduler may make another optimizer object of the same parameters.
             held = {id(parameter) for parameter in torch_arrays.parameters_of(optimizer)}
             # One whose step is running is wrapped around this one, and stays another optimizer.
             if known := [one for one in self._watched.values() if one.open is None and held == set(one.holding.names)]:
@@ -416,6 +423,7 @@ class TorchListener:
         """Return what of an optimizer is no longer as it was described, because another object or group has come."""
         if self.engine_steps:
             return {}
+        # The optimizer inside of an engine holds flat arrays; their groups were described by what lies in them.
         names, described = watched.holding.names, self._described[watched.number]
         groups = [[names[id(p)] for p in group["params"]] for group in optimizer.param_groups]
         changed: dict[str, Any] = {} if groups == described["groups"] else {"groups": groups}
@@ -495,11 +503,9 @@ def _read_state(digest: Any, used: Any) -> str:
 
 
 def _nudge(parameters: list[Any]) -> None:
-    """Move every weight to the next number of its format: the smallest change, whose growth is that of rounding.
-
-    A single weight would not do: the first step may round the change away.
-    """
+    """Move every weight to the next number of its format: the smallest change, whose growth is that of rounding."""
     for parameter in parameters:
         local, _ = torch_arrays.local_part(parameter.data)
         if local.is_floating_point():
+            # A single weight would not do: the first step may round the change away.
             local.copy_(torch.nextafter(local, torch.full_like(local, math.inf)))

@@ -42,6 +42,7 @@ def wrap(
     """
     original = getattr(owner, name)
 
+    # Scripts and libraries look at names and signatures of what they call.
     @functools.wraps(original)
     def wrapper(*arguments: Any, **keywords: Any) -> Any:
         if before is not None and is_training():

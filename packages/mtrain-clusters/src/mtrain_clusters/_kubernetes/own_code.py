@@ -19,9 +19,10 @@ from mtrain_clusters._kubernetes.options import CODE_FOLDER
 MAX_BYTES = 1 << 20
 """Size of a ConfigMap's content that the API server still accepts."""
 IN_THE_IMAGE = "install it as a package in the image and here, and name it as package.module:Name"
+# The files of a whole ConfigMap would be links through a folder with another name in every pod, and a folder that is
+# mounted from it has files alone.
 SUBFOLDER = "code"
-"""Folder in the volume that is mounted. The files of a whole ConfigMap would be links through a folder with another name in
-every pod, and a folder that is mounted from it has files alone."""
+"""Folder in the volume that is mounted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +51,8 @@ class OwnCode:
         texts, binaries = dict[str, str](), dict[str, str]()
         items, size = [], 0
         for number, (place, file) in enumerate(sorted(self.files.items())):
+            # The number keeps keys apart that are equal once their signs are replaced; 253 characters is the limit of
+            # the API.
             key = f"{number}-{re.sub(r'[^-._A-Za-z0-9]', '_', place.name)}"[-253:]
             content = _read(file)
             size += len(content)
@@ -90,6 +93,7 @@ def own_code_of(submission: Submission) -> OwnCode:
         named[submission.arguments[0]] = Path(submission.arguments[0])
     if not named:
         return OwnCode()
+    # Below their common folder, files keep the places at which their imports look for each other.
     base = Path(os.path.commonpath([file.parent for file in named.values()]))
     files = {PurePosixPath(file.relative_to(base)): file for root in named.values() for file in _with_imports(root)}
     names = {}
@@ -124,6 +128,7 @@ def _with_imports(root: Path) -> Iterator[Path]:
 
     Python searches the folder of the root first. Files that are imported under a name made at run time are not found.
     """
+    # Files may import each other in a circle.
     waiting, seen = [root], set[Path]()
     while waiting:
         file = waiting.pop()

@@ -27,12 +27,15 @@ Manifest = dict[str, Any]
 """A document of the Kubernetes API, or a part of one."""
 
 SPEC_FILE = "spec.yml"
+# The kubelet replaces it, so the command needs no shell.
 INDEX = "$(JOB_COMPLETION_INDEX)"
-"""The kubelet replaces it in the command with the value of this variable, which every indexed Job sets: no shell is needed."""
+"""The kubelet replaces it in the command with the value of this variable, which every indexed Job sets."""
+# No word that a user can give contains a NUL character.
 _INDEX = "\0index"
-"""Stands for ``INDEX`` among the words of the command. No word that a user can give contains a NUL character."""
+"""Stands for ``INDEX`` among the words of the command."""
+# In the pods, the command names the hosts.
 PLACE_KEYS = ("name", "options", "nodes", "ips")
-"""Keys of the section ``cluster`` that say where to submit the job. In the pods, the command names the hosts."""
+"""Keys of the section ``cluster`` that say where to submit the job."""
 LOOPBACK, EVERY_ADDRESS = "127.0.0.1", "0.0.0.0"  # noqa: S104 - in a pod, whose NetworkPolicy says who may connect
 """``report.metrics_address`` by default, at which nobody outside of a pod could read, and what it is in a pod instead."""
 WRONG_USE, ENDED_FROM_OUTSIDE = 2, 143
@@ -100,6 +103,7 @@ class PodPlan:
         """
         values: dict[str, Any] = self.code.in_pods(yaml.safe_load(self.submission.spec))
         cluster = {key: value for key, value in values.get("cluster", {}).items() if key not in PLACE_KEYS}
+        # Pods of one job may start minutes apart, where nodes are added or images are pulled.
         cluster["join_timeout_s"] = self.options.wait_s
         ranks = self._ranks()
         if ranks is not None:
@@ -140,6 +144,7 @@ class PodPlan:
 
     def resources(self) -> Manifest:
         """Return requests and limits, which are equal: no pod takes from another, and none is evicted for its use."""
+        # Equal requests and limits make the pods "Guaranteed", which are evicted last.
         amounts = {"cpu": self.options.cpu, "memory": self.options.memory}
         if self.options.gpus:
             amounts["nvidia.com/gpu"] = str(self.options.gpus)
@@ -267,11 +272,7 @@ def base_pod(options: KubernetesOptions, *, container: str) -> Manifest:
 
 
 def failure_rules(options: KubernetesOptions, *, container: str) -> Manifest:
-    """Return the part of a Job's spec that says what follows from the failure of a pod.
-
-    A pod that was disrupted (preempted, evicted, its node drained) or that saved its state after SIGTERM is replaced,
-    however often. Wrong use fails the job at once, since it would fail again. Any other failure is tried again.
-    """
+    """Return the part of a Job's spec that says what follows from the failure of a pod."""
 
     def exits(code: int) -> Manifest:
         return {"containerName": container, "operator": "In", "values": [code]}
@@ -281,6 +282,9 @@ def failure_rules(options: KubernetesOptions, *, container: str) -> Manifest:
         "backoffLimitPerIndex": options.backoff,
         "maxFailedIndexes": 0,
         "podReplacementPolicy": "Failed",  # not before the former pod has ended: two would write the same files
+        # A pod that was disrupted (preempted, evicted, its node drained) or that saved its state after SIGTERM is
+        # replaced, however often. Wrong use fails the job at once, since it would fail again. Any other failure is
+        # tried again.
         "podFailurePolicy": {
             "rules": [
                 {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},

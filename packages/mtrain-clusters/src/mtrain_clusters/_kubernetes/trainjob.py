@@ -78,11 +78,7 @@ def _patch(plan: PodPlan) -> Manifest:
 
 
 def _runtime(backend: str, options: KubernetesOptions) -> Manifest:
-    """Return the runtime of a backend.
-
-    Its name ends with a digest of its content. It exists once in the whole cluster, and a job with other options, or of
-    another version of mtrain, must not change it for others.
-    """
+    """Return the runtime of a backend."""
     pod = base_pod(options, container=NODE)
     pod["containers"][0]["image"] = "mtrain"  # every TrainJob names its own
     if options.priority_class is not None:
@@ -98,6 +94,8 @@ def _runtime(backend: str, options: KubernetesOptions) -> Manifest:
     if options.ttl_s is not None:
         jobs["ttlSecondsAfterFinished"] = options.ttl_s
     spec: Manifest = {"mlPolicy": {"numNodes": 1}, "template": {"spec": jobs}}
+    # A runtime exists once in the whole cluster. With a digest of its content in its name, a job with other options, or
+    # of another version of mtrain, does not change it for others.
     digest = hashlib.sha256(json.dumps(spec, sort_keys=True).encode()).hexdigest()[:8]
     return {
         "apiVersion": "trainer.kubeflow.org/v1alpha1",

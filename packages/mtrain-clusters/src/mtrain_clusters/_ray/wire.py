@@ -127,10 +127,7 @@ class Wire:
 
 
 def end_wires(wires: Sequence[Wire], *, wait_s: float, flush_s: float) -> None:
-    """Close connections, upon which the agents end what they have started; then end the actors.
-
-    All that takes its time happens beside one another: it may be hundreds of hosts that hang.
-    """
+    """Close connections, upon which the agents end what they have started; then end the actors."""
     if not wires:
         return
     # An agent that was told to end may have closed its end first and needs its time; one of a silent host cannot be heard.
@@ -138,6 +135,7 @@ def end_wires(wires: Sequence[Wire], *, wait_s: float, flush_s: float) -> None:
     ends_at = [began + (min(SILENT_END_S, wait_s) if wire.is_silent else wait_s) for wire in wires]
     silent = [wire.is_silent for wire in wires]
     for wire in wires:
+        # It may be hundreds of hosts that hang, so each step is begun on all of them before one is waited for.
         wire.channel.begin_closing(flush_s=flush_s)
     for wire in wires:
         wire.channel.close(flush_s=flush_s)

@@ -10,8 +10,9 @@ from pathlib import Path
 from mtrain.core.interfaces.queue import Phase
 from mtrain.errors import UsageError
 
+# A busy controller answers after many seconds.
 TIMEOUT_S = 120.0
-"""Time that a command may take. A busy controller answers after many seconds."""
+"""Time that a command may take."""
 PHASES: Mapping[str, Phase] = {
     **dict.fromkeys(("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESV_DEL_HOLD"), "waiting"),
     "SPECIAL_EXIT": "waiting",

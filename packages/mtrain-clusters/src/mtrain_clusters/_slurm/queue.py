@@ -79,6 +79,7 @@ class SlurmQueue(Queue):
             elif time.monotonic() - asked >= ASK_S:
                 asked = time.monotonic()
                 ended = self.state(job).phase in (*ENDED, "unknown")
+            # A job that was requeued, and those that continue it, have an output of their own each.
             for path in [path for number in _ids(job, ()) for path in outputs(job, number)]:
                 yield from _new_lines(path, read, whole=ended)
             if ended:

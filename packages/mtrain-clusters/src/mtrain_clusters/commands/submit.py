@@ -39,6 +39,7 @@ QUEUE_FLAGS: Sequence[tuple[tuple[str, ...], str]] = (
 
 def queue_options(command: F) -> F:
     """Add the flags of schedulers to a command."""
+    # click adds options from the last one to the first.
     for names, text in reversed(QUEUE_FLAGS):
         command = click.option(*names, help=text)(command)
     return click.option("--requeue/--no-requeue", default=None, help="Back into the queue after a preemption.")(command)

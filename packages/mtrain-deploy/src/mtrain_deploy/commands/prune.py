@@ -226,6 +226,7 @@ def _one_rank(loaded: "Loaded", request: PruneRequest) -> dict[str, Any]:
     return one_process(loaded.job.backend.framework, device=request.device) | {
         "report.reporters": {},
         "train.precision": "fp32",
+        # The weights are averaged already, and must stay as they are while gradients are taken.
         "train.ema": None,
         "train.prune": None,
         "train.compile": False,
@@ -272,6 +273,7 @@ def _write(out: Path, loaded: "Loaded", report: Mapping[str, Any]) -> None:
 
     weights = out / WEIGHTS
     (out / WORK_FOLDER / WEIGHTS).replace(weights)
+    # A deep copy: the values of the spec that was read must not change.
     values = json.loads(json.dumps(dict(loaded.values)))
     values["model"] = {**values.get("model", {}), "weights": str(weights.absolute()), "pruned": report["sizes"]}
     outputs.write_text(out / SPEC, dump(values, inline=True))

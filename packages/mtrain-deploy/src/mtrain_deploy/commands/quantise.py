@@ -176,6 +176,7 @@ def _scratch() -> Iterator[Path]:
     """Make a folder for intermediate files, silence the quantiser's advice meanwhile, and remove the folder."""
     root = logging.getLogger()
     level = root.level
+    # ONNX Runtime's quantiser logs advice to the root logger, which is not for the user of this command.
     root.setLevel(logging.ERROR)
     try:
         with tempfile.TemporaryDirectory(prefix="mtrain-quantise-") as folder:

@@ -182,8 +182,10 @@ def _on_one_rank(config: "Source", request: ExportRequest) -> "Loaded":
         "train.batch_size": 1,
         "train.accumulate": 1,
         "train.precision": "fp32",
+        # Fake rounding belongs to training; `mtrain quantise` rounds the exported file.
         "train.quantise": None,
     }
+    # The interpreter that trained has another framework than the one that writes this format.
     if not typed and framework != used:
         values["backend.python"] = None
     return request.spec.read(config, values)
@@ -301,10 +303,7 @@ def _move_files(made: Path, out: Path) -> tuple[Path, ...]:
 
 
 def _arrays_written(loaded: "Loaded", weights: Path, out: Path, *, names: Sequence[str]) -> Exported:
-    """Write the neutral weights, with their classes and model in the header; this needs no framework and no rank.
-
-    BatchNorm's counters of batches are left out, because nothing that infers reads them.
-    """
+    """Write the neutral weights, with their classes and model in the header; this needs no framework and no rank."""
     from safetensors import SafetensorError
     from safetensors.numpy import save_file
 
@@ -315,6 +314,7 @@ def _arrays_written(loaded: "Loaded", weights: Path, out: Path, *, names: Sequen
         spec=needed_to_evaluate(loaded.spec),
     )
     state = whole_weights(loaded.job, weights, classes=len(description.class_names))
+    # Nothing that infers reads BatchNorm's counters of batches.
     arrays = {name: array.copy() for name, array in state.items() if name.rpartition(".")[2] != COUNTER}
     try:
         with outputs.replaced_by(out) as new:

@@ -141,6 +141,7 @@ def _drop_unused_inputs(model: Any, *, name: str) -> None:
     kept = [given for given in model.graph.input if given.name in read]
     if not kept:
         raise SpecError(f"{name}: its predictions depend on no array of a batch, so there is nothing to export")
+    # Fields of protobuf cannot be assigned, only emptied and filled.
     del model.graph.input[:]
     model.graph.input.extend(kept)
 

@@ -14,8 +14,9 @@ from mtrain.tasks.datasets import OpenData
 from mtrain.tasks.own import calls, layout
 from mtrain.tasks.own.source import OwnSource
 
+# torch takes a size of 1 for a constant.
 EXAMPLES = 2
-"""Samples in the example batch of a program for any batch: torch takes a size of 1 for a constant."""
+"""Samples in the example batch of a program for any batch."""
 OUTPUT, INPUT = "predictions", "input"
 
 
@@ -32,6 +33,7 @@ def example_inputs(spec: Spec, data: OpenData, *, batch: int | None) -> list[Pro
     split = "val" if calls.takes(reference, "split") else "train"
     source = OwnSource(getattr(data, split).dataset, reference, split=split, seed=spec.train.seed, floats=None)
     count = batch or EXAMPLES
+    # An axis that grows with the batch is that of samples; one of equal size may be so by chance.
     arrays, more = _batch(source, count), _batch(source, count + 1)
     names = _names(arrays)
     return [

@@ -113,6 +113,7 @@ def _make(resolved: Resolved, weights: Path, request: Mapping[str, Any], session
         describe_task(plugin.kind, spec, tuple(labels["class_names"])), details=file.labels.get("details") or {}
     )
     arrays: Mapping[str, Array] = whole_weights(resolved, weights, classes=len(task.class_names))
+    # A re-parameterised network is written in the smaller form that it has for inference.
     fused = plugin.fused(arrays)
     if fused is not None:
         plugin, arrays = type(plugin)(plugin.options.model_copy(update={"deploy": True})), fused
@@ -188,6 +189,7 @@ def whole_weights(resolved: Resolved, weights: Path, *, classes: int) -> dict[st
         raise CheckpointError(
             f"{result.summary()}: {'; '.join(result.warnings())}; give weights of {spec.model.name} and these classes"
         )
+    # Files of other programs have no counters of batches, which only training reads.
     zeros = {name: np.zeros(expected[name].shape, expected[name].dtype) for name in result.counters}
     return {**zeros, **result.matched}
 

@@ -21,8 +21,9 @@ from mtrain.spec import remedies
 
 NAMES = "mtrain.json"
 """Extra file of a program of ``torch.export``: the names of its ``inputs`` and ``outputs``, in order."""
+# torch takes a size of 1 for a constant.
 _EXAMPLES = 2
-"""Samples in the example batch of a program for any batch: torch takes a size of 1 for a constant."""
+"""Samples in the example batch of a program for any batch."""
 
 
 class _Traced(nn.Module):
@@ -111,12 +112,10 @@ def _export(traced: _Traced) -> Any:
 
 
 def _forget_source(exported: Any) -> None:
-    """Remove the lines of source code, with the paths of their files, that torch notes for each node of a graph.
-
-    Both kinds of files would carry them to whoever gets the model.
-    """
+    """Remove the lines of source code, with the paths of their files, that torch notes for each node of a graph."""
     for module in exported.graph_module.modules():
         for node in module.graph.nodes if isinstance(module, torch.fx.GraphModule) else ():
+            # Both kinds of files would carry these lines to whoever gets the model.
             node.meta.pop("stack_trace", None)
 
 

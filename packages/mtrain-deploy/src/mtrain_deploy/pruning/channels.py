@@ -42,6 +42,7 @@ class Channels:
     def root(self, number: int) -> int:
         """Return the identity that stands for the whole set of ``number``."""
         while self._parents[number] != number:
+            # Halving the paths keeps them short: networks tie thousands of channels in long chains.
             self._parents[number] = self._parents[self._parents[number]]
             number = self._parents[number]
         return number

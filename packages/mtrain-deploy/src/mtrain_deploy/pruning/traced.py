@@ -147,6 +147,7 @@ def _elementwise(function: Function, one: Any, other: Any) -> Any:
         return x.with_value(result, axes[0])
     plain = other if y is None else one
     from_end = count - axes[0]
+    # A plain array with a value for each channel was made for their number, which must then stay.
     shape = tuple(getattr(plain, "shape", ()))
     if (len(shape) >= from_end and shape[-from_end] != 1) or result.shape[axes[0]] != len(base.ids):
         base.fix()

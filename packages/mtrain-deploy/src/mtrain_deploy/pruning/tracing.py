@@ -84,6 +84,7 @@ def trace(
     with pruned.constructors(tracer.construct, [*SIZE_ARGUMENTS, *_MAPS, *_POINTS, *_MIXING]):
         network = pruned.build(plugin, task, collective, sizes)
     try:
+        # Layers that only training uses (auxiliary heads) keep their sizes unless they are seen.
         if training is not None:
             network.train()
             tracer.run(network, training)

@@ -35,6 +35,7 @@ from mtrain_deploy.pruning.tracing import trace
 def prune(resolved: Resolved, run_folder: RunFolder, weights: Path, *, leave: process.Leaving) -> None:
     """Prune as ``prune.json`` asks, and write the answer and the weights."""
     request = json.loads((run_folder.path / REQUEST).read_text(encoding="utf-8"))
+    # Anchors and the like were computed from the training data, and the network is built with them.
     details = store.load(weights).meta["extra"].get("details") if weights.is_dir() else None
     with assemble(resolved, open_task(resolved), leave=leave, training=True, details=details, restored=True) as job:
         if job.plugin.native:
@@ -82,6 +83,7 @@ class Pruning:
         scores = scores_of(network, weights, by, lambda: iter(bench.gradients(weights, self._former)))
         removed = network.select(scores, target)
         small, sizes = shrink(network, weights, removed), {**(self._former or {}), **network.sizes(removed)}
+        # The form for inference has convolutions of its own, whose sizes a spec must name too.
         sizes |= _fused_sizes(bench.job.plugin.fused(small) or {}, small)
         difference, largest = bench.difference(mask(network, weights, removed), small, sizes)
         bench.fill(self._whole, weights)

@@ -41,6 +41,7 @@ def samples(job: "Resolved", metadata: Metadata, *, count: int, seed: int) -> It
     opened.val = opened.train  # the evaluation split is the one that is read without augmentation
     data = job.task_named(opened.kind)(spec, opened, training=False)
     source = data.sources()["val"]
+    # Files are often sorted by class, so the first ones would show a few of them.
     chosen = np.random.default_rng(seed).permutation(len(source))[:count]
     return ({**source.collate([source.sample(0, int(index))]), "epoch": np.zeros(1, np.int64)} for index in chosen)
 

@@ -63,6 +63,7 @@ def serve(weights: str | os.PathLike[str], *, say: Callable[[str], None] = print
 
 def _application(weights: str | os.PathLike[str], settings: ServeSettings) -> "FastAPI":
     remedies.require(_NEEDED, what="serve", extra="mtrain-deploy")
+    # These modules import FastAPI and ONNX Runtime, whose absence was told above in one sentence.
     from mtrain_deploy.serving.application import build
     from mtrain_deploy.serving.predictor import Predictor
     from mtrain_deploy.serving.reloading import Watched

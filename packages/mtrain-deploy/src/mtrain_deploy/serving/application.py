@@ -165,6 +165,7 @@ def _add_errors(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     async def invalid(_: Request, error: RequestValidationError) -> Response:
+        # One sentence is promised for every refusal: the first error is enough to correct the request.
         first = error.errors()[0]
         return _sentence(400, f"{first['loc'][-1]}: given {str(first['input'])[:100]!r}; {_lower(first['msg'])}")
 

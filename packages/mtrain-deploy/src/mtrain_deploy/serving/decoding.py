@@ -11,8 +11,9 @@ from mtrain_deploy.serving.metrics import Metrics
 from mtrain_deploy.serving.refusal import Refusal
 from mtrain_deploy.serving.uploads import Upload
 
+# Each further decoder is one more that strangers can feed.
 FORMS = "JPEG, PNG, WebP or BMP"
-"""The forms that are decoded. Each further decoder is one more that strangers can feed."""
+"""The forms that are decoded."""
 
 
 SHARE_PIXELS = 2_000_000

@@ -153,13 +153,11 @@ class Predictor:
         return self._live.drawn(image, found, confidence=confidence)
 
     def _plugin(self, step: int) -> Model:
-        """Return the model plugin that leaves out scores below ``step`` hundredths, where it selects predictions itself.
-
-        Suppression of a box depends only on boxes with better scores, so the lowest score changes no other prediction.
-        It saves time: thousands of boxes have a score near zero.
-        """
+        """Return the model plugin that leaves out scores below ``step`` hundredths, where it selects predictions itself."""
         name, options = self._metadata.model, dict(self._metadata.options)
         if "confidence" in options:
+            # Suppression of a box depends only on boxes with better scores, so the lowest score changes no other
+            # prediction. It saves time: thousands of boxes have a score near zero.
             options["confidence"] = max(step / _STEPS, options["confidence"])
         plugin: Model = self._registry.make("models", name, options, path="model.options")
         return plugin

@@ -73,12 +73,14 @@ class _Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Answer what is in flight, then end."""
+        # New requests on open connections are refused while the last ones are answered.
         self._service.state = "ending"
         await super().shutdown(sockets)
         self.unanswered = len(self.server_state.tasks)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """End after the requests in flight; at the second signal, at once."""
+        # Whoever asks twice does not want to wait for requests in flight.
         self.force_exit = self.should_exit
         self.should_exit = True
 

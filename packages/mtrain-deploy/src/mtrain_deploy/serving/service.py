@@ -97,6 +97,7 @@ class Service:
         except BaseException:
             engine.batcher.close()
             raise
+        # Requests in work hold the former engine; new ones take the one that is there now.
         former, self._engine = self._engine, engine
         await former.wait_until_unused()
         former.stop()
@@ -165,6 +166,7 @@ class Service:
 
     async def _in_time(self, request: Request, work: Any, deadline: float) -> Response:
         """Return the answer, unless the deadline passes or the client goes away first; then the work is given up."""
+        # A client that has gone away must not keep places, pixels and the model busy.
         task, gone = asyncio.ensure_future(work), asyncio.ensure_future(_gone(request))
         try:
             left_s = deadline - asyncio.get_running_loop().time()
@@ -228,6 +230,7 @@ class Service:
             )
         check_request([pixels] * count, request_pixels=self.settings.request_pixels)
         with self._at_work(count) as engine, self._pixel_budget.hold([pixels] * count):
+            # The tensors were checked against the inputs of the former model.
             if engine.predictor is not predictor:
                 raise Refusal(503, "the model was replaced while the request arrived; send it again", retry_after_s=1)
             try:
@@ -280,6 +283,7 @@ class Service:
         that the next item of every other request comes before it.
         """
         loop = asyncio.get_running_loop()
+        # One request with 32 images would otherwise fill the queue of the pool before all others.
         turns = asyncio.Semaphore(self._threads_each)
 
         async def work_in_turn(item: Any) -> T:

@@ -140,6 +140,7 @@ def check_sizes(model: nn.Module, plan: Mapping[str, Style], mesh: Mesh) -> None
     """
     config: Any = getattr(model, "config", None)
     heads = {key: getattr(config, key, None) for key in ("num_attention_heads", "num_key_value_heads")}
+    # Heads that are cut in two would mix with those of another rank.
     if any(style == "colwise" and re.search(r"att", name) for name, style in plan.items()):
         for key, count in heads.items():
             if isinstance(count, int) and count % mesh.tensor:

@@ -147,12 +147,10 @@ def _name_of(members: Sequence[int], groups: Sequence[str]) -> str:
 
 
 def _rate_charts(rates: Mapping[str, Series]) -> list[Drawing]:
-    """Draw the learning rates; groups that rise far above the general one, which is the last, have a chart of their own.
-
-    YOLOv5's biases begin at ten times the rate of all others, whose curve would be a flat line beside theirs.
-    """
+    """Draw the learning rates; groups that rise far above the general one, which is the last, have a chart of their own."""
     peaks = {name: float(np.nanmax(y, initial=0.0)) for name, (_, y) in rates.items()}
     usual = next(reversed(peaks.values()), 0.0)
+    # YOLOv5's biases begin at ten times the rate of all others, whose curve would be a flat line beside theirs.
     high = {name: rates[name] for name, peak in peaks.items() if peak > HIGH_RATE * usual > 0}
     others = {name: series for name, series in rates.items() if name not in high}
     order = list(rates) if len(rates) > 1 else ()

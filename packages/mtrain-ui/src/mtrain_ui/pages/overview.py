@@ -125,6 +125,7 @@ class Overview:
         return heapq.nlargest(most, stamps, key=lambda name: max(stamps[name][1], _stamp(self._runs.root / name)[1]))
 
     def _entry(self, name: str, stamp: tuple[int, float], now: float) -> RunEntry:
+        # A list of thousands of runs is asked for every few seconds; most of them have not changed.
         kept = self._kept.get(name)
         if kept is None or kept.stamp != stamp:
             kept = self._kept[name] = _read(name, self._runs.run(name), stamp, now)
@@ -195,6 +196,7 @@ def _ends(run: RunFiles) -> Timeline:
         lines = [*(head + middle).splitlines(), *tail.splitlines()[1:]]
     else:
         lines = (head + middle + tail).splitlines()
+    # Of the middle only evaluations are parsed: updates are most of a file, and the newest ones are in its tail.
     between = range(head.count(b"\n") + 1, len(lines) - tail.count(b"\n"))
     for place, line in enumerate(lines):
         if place in between and b'"evaluation"' not in line:

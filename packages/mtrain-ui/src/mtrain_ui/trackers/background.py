@@ -84,6 +84,7 @@ class Background:
             else:
                 self._has_opened, pause_s = True, self._first_pause_s
             with self._changed:
+                # Only now: a call that failed for want of the service is made again.
                 self._calls.popleft()
                 self._changed.notify_all()
                 if self.refused is not None:

@@ -14,20 +14,21 @@ from mtrain.spec.files import MAX_OWN_BYTES, parse_json, read_bytes
 from mtrain.system import environment
 from mtrain_ui.trackers.tracker import Point, ServiceOptions, Tracker, import_library, parameters
 
+# A resumed job goes on in the run that this file names.
 FILE = "mlflow.json"
-"""File of the run folder that names the MLflow run, so that a resumed job goes on in it."""
+"""File of the run folder that names the MLflow run."""
 MAX_METRICS = 1000
 """Largest number of metrics that one call of MLflow's interface accepts."""
 MAX_PARAMETERS = 100
 MAX_VALUE = 500
 """Characters of a parameter that every store accepts."""
+# MLflow would try for minutes before it says that a server is down, and tell its makers about the use of it.
 DEFAULTS = {
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "20",
     "MLFLOW_DISABLE_TELEMETRY": "true",
 }
-"""Variables that are set unless the user has: MLflow would try for minutes before it says that a server is down, and tell
-its makers about the use of it."""
+"""Variables that are set unless the user has."""
 DOWN = ("INTERNAL_ERROR", "TEMPORARILY_UNAVAILABLE", "REQUEST_LIMIT_EXCEEDED", "DEADLINE_EXCEEDED")
 """Codes of MLflow's exceptions when a server cannot be reached, or cannot answer now."""
 STATUS = {"done": "FINISHED", "interrupted": "KILLED", "failed": "FAILED"}
@@ -129,10 +130,8 @@ class MLflow(Tracker):
 
 
 def _metric(name: str) -> str:
-    """Return the name of a curve as MLflow takes it: ``metric/AP/cat`` becomes ``metric/AP.cat``.
-
-    A store in files keeps ``metric/AP`` as a file, which cannot also be the folder of ``cat``.
-    """
+    """Return the name of a curve as MLflow takes it: ``metric/AP/cat`` becomes ``metric/AP.cat``."""
+    # A store in files keeps ``metric/AP`` as a file, which cannot also be the folder of ``cat``.
     group, slash, rest = _allow(name).partition("/")
     return group + slash + rest.replace("/", ".")
 

@@ -23,8 +23,9 @@ from mtrain_ui.trackers.background import Background
 Point = tuple[str, float, int]
 """Name of a curve, value, update."""
 SEND_EVERY_S = 5.0
+# A scheduler that asked the job to end kills it soon after.
 INTERRUPTED_S = 5.0
-"""Seconds that a job which was asked to end waits for a service at most: what asked it will not wait long."""
+"""Seconds that a job which was asked to end waits for a service at most."""
 
 
 class TrackerOptions(BaseModel):

@@ -32,6 +32,7 @@ class VisualDL(Tracker):
     def open(self) -> None:
         """Begin the file, or go on in it."""
         file = self.run.folder / FOLDER / FILE
+        # VisualDL appends, so what a resumed job repeats would be there twice.
         is_new = not file.exists() or not _drop(file, start_update=self.run.start_update)
         self._writer = self._make_writer(
             logdir=str(file.parent), file_name=file.name, display_name=self.run.folder.name, flush_secs=5

@@ -14,10 +14,12 @@ from mtrain.spec.files import MAX_OWN_BYTES, parse_json, read_bytes
 from mtrain.system import environment
 from mtrain_ui.trackers.tracker import Point, ServiceOptions, Tracker, import_library, parameters
 
+# A resumed job goes on in the run that this file names.
 FILE = "wandb.json"
-"""File of the run folder that has the run's id, so that a resumed job goes on in the same run."""
+"""File of the run folder that has the run's id."""
+# W&B would send its own errors to its makers, also in offline mode.
 DEFAULTS = {"WANDB_ERROR_REPORTING": "false"}
-"""Variables that are set unless the user has: W&B would send its own errors to its makers, also in offline mode."""
+"""Variables that are set unless the user has."""
 INIT_TIMEOUT_S = 15.0
 
 
