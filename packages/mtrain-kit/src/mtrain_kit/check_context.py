@@ -137,6 +137,7 @@ def listening_ports(processes: list[int]) -> list[int]:
 def wait_until_settled(look: Callable[[], list[str]]) -> list[str]:
     """Call ``look`` until it returns nothing, at most for ``SETTLING_S``; return its last result."""
     deadline = time.monotonic() + SETTLING_S
+    # Threads and processes take a moment to disappear after they were told to end.
     while (remains := look()) and time.monotonic() < deadline:
         time.sleep(0.05)
     return remains

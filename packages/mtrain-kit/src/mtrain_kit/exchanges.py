@@ -42,6 +42,7 @@ def _count_sent(site: Site, accumulate: int) -> int | None:
     for update in range(updates):
         if update == 1:
             c.all_gather(None)
+            # After a collective call, all ranks have sent what belongs to the updates before.
             before = sent_bytes()
         for i in range(accumulate):
             with optimizer.micro_batch(last=i == accumulate - 1):

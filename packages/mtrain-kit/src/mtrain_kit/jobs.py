@@ -168,6 +168,7 @@ def _run(planned: Plan, mark: str, environ: Mapping[str, str]) -> JobEnd:
         display=Quiet(output), environ={**environ, JOB: mark}, replan=lambda checkpoint: planned, stream=output
     )
     code = hosts.run(planned).code
+    # The user has asked the job to end, and means the kit.
     if code in EXIT_CODES.values():
         raise KeyboardInterrupt
     return JobEnd(code=code, text=output.getvalue(), run_dir=planned.run_dir, job=mark, at=time.time())

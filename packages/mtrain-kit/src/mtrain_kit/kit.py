@@ -87,6 +87,7 @@ class _Kit:
         began = time.monotonic()
         findings: dict[Check, Finding] = {}
         compared = [check for check in self._checks if check.id.startswith(COMPARED)]
+        # The results of solo serve all backends of a framework, so they are written once.
         if compared and not (self._references / THREADS_FILE).is_file():
             self._request.tell(f"solo on {self._framework}: what one rank learns")
             self._write_references()
@@ -130,6 +131,7 @@ class _Kit:
             if culprit is not None:
                 findings.append(Finding(check=culprit, error=error_of(ended)))
             judged = {finding.check for finding in findings}
+            # A check that has ended its job is not tried again: the others go on in a new one.
             waiting = [check for check in waiting if check not in judged]
             # Without ranks inside a backend there is nothing that the others could check.
             if culprit in (LIGHT, ENTERS):

@@ -85,6 +85,7 @@ def attach(module: Any, options: LoraOptions) -> Any:
             inject_adapter_in_model(_config(options), module, adapter_name=NAME)
     except Exception as error:  # peft raises many kinds
         raise SpecError(f"model.options.lora: peft cannot adapt the model: {error}") from error
+    # peft leaves only its own arrays trainable, so these are the names of the adapters.
     own = {name for name, parameter in module.named_parameters() if parameter.requires_grad}
     module.register_state_dict_post_hook(_ModuleToSave(frozenset(own)))
     return module

@@ -3,12 +3,13 @@
 import os
 import re
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, TypeAlias
 
 import psutil
 
@@ -48,26 +49,6 @@ class TrialEnd:
     """Something outside ended it: it can go on from its checkpoint."""
 
 
-class TrialJob(Protocol):
-    """A running job of a trial."""
-
-    def poll(self) -> TrialEnd | None:
-        """Return how the job has ended; None: it runs."""
-        ...
-
-    def stop(self, *, at_once: bool = False) -> None:
-        """Ask the job to save and to end, or to end at once."""
-        ...
-
-
-class Process(Protocol):
-    """The part of a process that ``LocalJob`` needs."""
-
-    def poll(self) -> int | None: ...  # noqa: D102
-
-    def send_signal(self, number: int, /) -> None: ...  # noqa: D102
-
-
 class LocalJob:
     """A command of this machine; it saves and ends when this process dies."""
 
@@ -86,19 +67,20 @@ class LocalJob:
         argv = [sys.executable, "-m", "mtrain", "train", "-c", str(place.spec), "--resume", "if-any"]
         variables = caller_without_values() | ({} if gpus is None else {HIDING: ",".join(gpus)})
         pid = None if copies is None else copies.start(argv, env=variables, log=place.log)
-        self._process: Process
+        self._process: subprocess.Popen[bytes] | CopiedJob
         if copies is None or pid is None:
             self._process = processes.start(argv, env=variables, log=place.log)
         else:
             self._process = CopiedJob(copies, pid)
 
     def poll(self) -> TrialEnd | None:
-        """See ``TrialJob``."""
+        """Return how the job has ended; None: it runs."""
         code = self._process.poll()
         if code is None:
             return None
         if code == 0:
             return TrialEnd(code=0)
+        # The log of a trial that goes on has the errors of its earlier starts too.
         reason = _last_error(_read_from(self._log, self._before))
         if code < 0:
             name = signal.Signals(-code).name
@@ -106,7 +88,7 @@ class LocalJob:
         return TrialEnd(code=code, reason=reason, killed=code in (130, 143) or bool(KILLED.search(reason)))
 
     def stop(self, *, at_once: bool = False) -> None:
-        """See ``TrialJob``."""
+        """Ask the job to save and to end, or to end at once."""
         if self._process.poll() is None:
             self._process.send_signal(signal.SIGINT if at_once else signal.SIGTERM)
 
@@ -124,7 +106,7 @@ class QueuedTrial:
         self._job: QueuedJob = running[-1] if running else submission.submit(submission.prepare(loaded))
 
     def poll(self) -> TrialEnd | None:
-        """See ``TrialJob``."""
+        """Return how the job has ended; None: it runs."""
         if time.monotonic() - self._asked < ASK_S:
             return None
         self._asked = time.monotonic()
@@ -146,13 +128,17 @@ class QueuedTrial:
             or f"{self._job.cluster} says: {state.text}"
         )
         code = state.code or 1
+        # Schedulers end jobs for reasons of their own: time limits, preemption, lost hosts.
         cancelled = state.phase != "failed" or code in (130, 143)
         return TrialEnd(code=code, reason=reason, killed=cancelled or bool(KILLED.search(reason)))
 
     def stop(self, *, at_once: bool = False) -> None:
-        """See ``TrialJob``."""
+        """Have the scheduler end the job, which saves first."""
         if not self._queue.state(self._job).ended:
             self._queue.cancel(self._job)
+
+
+TrialJob: TypeAlias = LocalJob | QueuedTrial
 
 
 def end_leftovers(place: TrialFiles) -> None:

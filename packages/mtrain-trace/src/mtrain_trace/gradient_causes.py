@@ -17,6 +17,7 @@ def gradient(comparison: Comparison, parting: Parting, ours: Update, theirs: Upd
     sentences, apart = _causes(comparison, parting, ours, theirs), differences.relative(ours.loss, theirs.loss)
     if not apart > 3e-7:  # the last digits of float32
         return sentences
+    # The rules below are worded for an equal loss.
     near, part = f"the loss is nearly the same ({apart:.0e} apart)", "a part of the backward pass"
     both = "a part of the forward pass that the loss hardly shows (an activation, an epsilon) or of the backward pass"
     return [text.replace("the loss is the same", near).replace(part, both) for text in sentences]

@@ -138,6 +138,7 @@ def _find_scaled(factor: float, ours: Update, theirs: Update) -> list[str]:
 def _chances(comparison: Comparison, ours: Update, theirs: Update, *, norms: str) -> str:
     """Return further causes of another loss that the models and the states of random numbers do not exclude."""
     words = norms if _has(comparison, "batch_norms") else ""
+    # Older traces do not say whether a model has dropout.
     known = all("dropouts" in process for trace in (comparison.a, comparison.b) for process in trace.processes)
     is_drawing = _has(comparison, "dropouts") or not known or set(ours.rng) != set(theirs.rng)
     return words + (", or random numbers (dropout, noise) are drawn in another order" if is_drawing else "")

@@ -53,6 +53,7 @@ def _starts(trace: Trace) -> list[str]:
 
 def _saves(trace: Trace) -> list[str]:
     """Say where several ranks write the same files."""
+    # A rank that writes a file many times counts once.
     writers = Counter(path for process in trace.processes for path in set(process.get("saves") or ()))
     shared = sorted(path for path, count in writers.items() if count > 1)
     if not shared:

@@ -103,5 +103,6 @@ def _is_same(x: Sequence[float], y: Sequence[float], *, needed: int = ENOUGH) ->
     pairs = list(zip(x, y))
     if len({round(one, 12) for one, _ in pairs}) < needed:
         return False
+    # Rates near 0 at the end of a schedule differ by their rounding alone.
     largest = max(abs(one) for one, _ in pairs)
     return all(math.isclose(one, other, rel_tol=1e-6, abs_tol=1e-9 * largest) for one, other in pairs)

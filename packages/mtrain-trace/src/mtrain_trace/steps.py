@@ -145,6 +145,7 @@ def fit(change: Any, direction: Any) -> tuple[float, float]:
     """Return (share of ``change`` that remains, factor) of the best ``factor * direction``."""
     with np.errstate(over="ignore"):
         squared = float(np.sum(direction**2))
+    # A direction without length, or numbers that are too large to square, explain nothing.
     if not squared or not change.any() or not math.isfinite(squared) or not np.isfinite(change).all():
         return 1.0, 0.0
     factor = float(change @ direction) / squared

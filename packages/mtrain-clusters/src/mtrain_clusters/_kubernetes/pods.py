@@ -19,8 +19,9 @@ from mtrain_clusters._kubernetes.options import (
     TEMPORARY,
     VARIABLES,
     KubernetesOptions,
+    check_name,
 )
-from mtrain_clusters._kubernetes.own_code import MAX_BYTES, SUBFOLDER, OwnCode
+from mtrain_clusters._kubernetes.own_code import MAX_BYTES, SUBFOLDER, OwnCode, own_code_of
 from mtrain_clusters._kubernetes.rules import literal, present
 
 Manifest = dict[str, Any]
@@ -197,9 +198,25 @@ class PodPlan:
             place["affinity"] = {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [apart]}}
         return place
 
-    def queue_labels(self) -> dict[str, str]:
-        """Return the label by which Kueue takes the job into its queue; empty without one."""
-        return {} if self.options.queue is None else {"kueue.x-k8s.io/queue-name": self.options.queue}
+    def in_queue(self, spec: Manifest) -> Manifest:
+        """Return the metadata and the spec of the job, which waits in a queue of Kueue if one is named."""
+        metadata = self.metadata()
+        if self.options.queue is not None:
+            metadata["labels"]["kueue.x-k8s.io/queue-name"] = self.options.queue
+            spec = {**spec, "suspend": True}  # Kueue lets it run
+        return {"metadata": metadata, "spec": spec}
+
+
+def plan_pods(submission: Submission, options: KubernetesOptions, *, container: str, pods: str) -> PodPlan:
+    """Return the plan of a job whose pods are called ``pods-0``, ``pods-1`` ...
+
+    Raises:
+        UsageError: the name of the run does not fit, or the pods cannot have a part of the user's code.
+    """
+    name = submission.name
+    check_name(name, longest=f"{pods}-{submission.hosts - 1}")
+    code = own_code_of(submission)
+    return PodPlan(submission=submission, options=options, container=container, pods=pods, domain=name, code=code)
 
 
 def spec_name(name: str) -> str:

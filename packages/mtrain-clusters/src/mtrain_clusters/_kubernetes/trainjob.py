@@ -8,8 +8,7 @@ import hashlib
 import json
 
 from mtrain.core.interfaces.queue import Submission
-from mtrain_clusters._kubernetes.options import KubernetesOptions, check_name
-from mtrain_clusters._kubernetes.own_code import own_code_of
+from mtrain_clusters._kubernetes.options import KubernetesOptions
 from mtrain_clusters._kubernetes.pods import (
     Manifest,
     PodPlan,
@@ -17,6 +16,7 @@ from mtrain_clusters._kubernetes.pods import (
     config_maps,
     failure_rules,
     network_policy,
+    plan_pods,
 )
 
 NODE = "node"
@@ -33,15 +33,7 @@ def manifests(submission: Submission, options: KubernetesOptions) -> list[Manife
     """
     name = submission.name
     pods = f"{name}-{NODE}-0"  # as JobSet names the pods of the first and only Job of this replicated job
-    check_name(name, longest=f"{pods}-{submission.hosts - 1}")
-    plan = PodPlan(
-        submission=submission,
-        options=options,
-        container=NODE,
-        pods=pods,
-        domain=name,
-        code=own_code_of(submission),
-    )
+    plan = plan_pods(submission, options, container=NODE, pods=pods)
     runtime = _runtime(submission.backend, options)
     documents = [_train_job(plan, runtime["metadata"]["name"]), runtime, *config_maps(plan)]
     if plan.hosts and options.isolate:
@@ -51,8 +43,6 @@ def manifests(submission: Submission, options: KubernetesOptions) -> list[Manife
 
 def _train_job(plan: PodPlan, runtime: str) -> Manifest:
     options = plan.options
-    metadata = plan.metadata()
-    metadata["labels"] |= plan.queue_labels()
     spec: Manifest = {
         "runtimeRef": {"apiGroup": "trainer.kubeflow.org", "kind": "ClusterTrainingRuntime", "name": runtime},
         "trainer": {
@@ -64,9 +54,7 @@ def _train_job(plan: PodPlan, runtime: str) -> Manifest:
         },
         "runtimePatches": [{"manager": MANAGER, "trainingRuntimeSpec": {"template": {"spec": _patch(plan)}}}],
     }
-    if options.queue is not None:
-        spec["suspend"] = True  # Kueue lets it run
-    return {"apiVersion": "trainer.kubeflow.org/v1alpha1", "kind": "TrainJob", "metadata": metadata, "spec": spec}
+    return {"apiVersion": "trainer.kubeflow.org/v1alpha1", "kind": "TrainJob", **plan.in_queue(spec)}
 
 
 def _patch(plan: PodPlan) -> Manifest:

@@ -168,6 +168,7 @@ class Placement:
                 "start them with `ray start --node-ip-address`"
             )
         here = self.ray.get_runtime_context().get_node_id()
+        # Ray numbers bundles as it likes; by address, hosts keep their order from start to start.
         self._bundles = sorted(places, key=lambda index: (places[index] != here, addresses[places[index]]))
 
     def _gpus(self) -> float:

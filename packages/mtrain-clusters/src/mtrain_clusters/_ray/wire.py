@@ -44,6 +44,7 @@ class Wire:
         self._node_id = ""
         self._failure = ""
         """Why the actor ended, where the agent did not end by itself."""
+        # The channel reads a file descriptor, as of any other connection.
         inner, self._outer = socket.socketpair()
         descriptor = inner.detach()
         self.channel = Channel(descriptor, descriptor, peer=host)

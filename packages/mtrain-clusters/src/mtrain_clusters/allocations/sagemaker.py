@@ -19,6 +19,7 @@ class SageMaker(AllocationReader):
 
     def read(self, environ: Mapping[str, str]) -> Allocation | None:
         """Return the containers, if there are several."""
+        # Older images set the one variable with all facts only.
         config = _parse_json(environ.get("SM_RESOURCE_CONFIG"), dict) or {}
         listed = _parse_json(environ.get("SM_HOSTS"), list)
         hosts = config.get("hosts") if listed is None else listed

@@ -69,6 +69,7 @@ def export_weights(request: ExportRequest) -> Exported:
         UsageError: There are no weights, they do not fit the spec, or the model cannot be written in this form.
     """
     _check(request)
+    # A run or checkpoint may be an address, whose files are copied here first.
     named = TrainedWeights(run=request.run, checkpoint=request.checkpoint, weights=request.weights).fetch()
     request = replace(request, run=named.run, checkpoint=named.checkpoint, weights=named.weights)
     weights, config = _weights_of(request)

@@ -133,6 +133,7 @@ def _own_written(network: Layer, program: Program) -> list[str]:
         SpecError: There is none, or the layer cannot be traced.
     """
     version = str(paddle.version.full_version)
+    # Paddle 2 does not tell which inputs a traced program reads.
     if version.startswith("2."):
         raise SpecError(f"--format paddle: own models are exported with Paddle 3, and this is {version}")
     with _explain_refusal(program):

@@ -124,6 +124,7 @@ class Prunable:
         candidates: list[int] = []
         for group in self.groups:
             candidates += least_important(group, scores, len(group.sets))
+        # The number decides between equal scores, so that a repeated call removes the same channels.
         return sorted(candidates, key=lambda number: (scores[number], number))
 
 

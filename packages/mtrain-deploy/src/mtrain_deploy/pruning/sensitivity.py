@@ -58,6 +58,7 @@ def rows(
         row = []
         for share in shares:
             removed = least_important(group, masked.scores, round(share * len(group.sets)))
+            # Small groups have the same sets for several shares.
             if len(removed) not in losses:
                 losses[len(removed)] = before - score(removed)
             row.append(losses[len(removed)])

@@ -54,6 +54,7 @@ class Engine:
         work, stopped = asyncio.ensure_future(self.batcher.run()), asyncio.ensure_future(self._stopped.wait())
         try:
             await asyncio.wait({work, stopped}, return_when=asyncio.FIRST_COMPLETED)
+            # A batcher that failed raises its error here; one that was stopped has none.
             if work.done():
                 await work
         finally:

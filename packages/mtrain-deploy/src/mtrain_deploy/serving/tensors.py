@@ -95,6 +95,7 @@ def inference(
     """
     length = len(content)
     if header_length is not None:
+        # Python converts numbers of thousands of digits slowly, so long ones are refused unread.
         length = int(header_length) if header_length.isdecimal() and len(header_length) < 20 else -1
         if not 0 <= length <= len(content):
             raise Refusal(
@@ -158,6 +159,7 @@ def answer(inferred: Mapping[str, Array], asked: Inference, *, name: str, versio
         else:
             row["data"] = array.ravel().tolist()
         rows.append(row)
+    # Clients match answers by an id, if they sent one.
     known = {"id": asked.id} if asked.id else {}
     text = json.dumps({"model_name": name, "model_version": version, **known, "outputs": rows}).encode()
     if not pieces:
@@ -204,6 +206,7 @@ def _array(row: Mapping[str, Any], expected: TensorType, rest: _Bytes) -> Array:
             400,
             f"{expected.name}: binary_data_size: given {str(size)[:20]}; {kind} {shape} has {math.prod(shape) * dtype.itemsize}",
         )
+    # The protocol says little endian, whatever the machine has.
     return np.frombuffer(rest.take(size, expected.name), dtype.newbyteorder("<")).reshape(shape)
 
 
@@ -215,6 +218,7 @@ def _from_json(data: Any, shape: list[int], expected: TensorType) -> Array:
         if array.size != math.prod(shape) or array.dtype.kind not in ("biuf" if array.size else "biufO"):
             raise Refusal(400, problem)
         dtype = np.dtype(expected.dtype)
+        # numpy would wrap a number that is too large, and cut the digits of 1.5.
         if dtype.kind in "iu" and array.size:
             limits = np.iinfo(dtype)
             if array.dtype.kind == "f" or array.min() < limits.min or array.max() > limits.max:

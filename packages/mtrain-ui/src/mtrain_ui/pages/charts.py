@@ -153,6 +153,7 @@ def _rate_charts(rates: Mapping[str, Series]) -> list[Drawing]:
     # YOLOv5's biases begin at ten times the rate of all others, whose curve would be a flat line beside theirs.
     high = {name: rates[name] for name, peak in peaks.items() if peak > HIGH_RATE * usual > 0}
     others = {name: series for name, series in rates.items() if name not in high}
+    # Both charts give a group the same colour.
     order = list(rates) if len(rates) > 1 else ()
     charts = [_over_updates("learning rate", others, floor=0.0, order=order)]
     if high:

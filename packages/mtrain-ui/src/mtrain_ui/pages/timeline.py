@@ -218,6 +218,7 @@ class Follower:
             self._size = min(path.stat().st_size, MAX_BYTES)
         except (Absent, OSError):
             return self.timeline
+        # A file that has shrunk was written anew, by a run of the same name.
         if self._tail is None or self._tail.path != path or self._size < self._tail.offset:
             self._tail, self.timeline = Tail(path, from_start=True), Timeline()
         end = self._tail.offset + limit

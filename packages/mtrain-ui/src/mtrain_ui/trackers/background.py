@@ -41,6 +41,7 @@ class Background:
     def add(self, call: Call) -> None:
         """Add a call to the end of the queue."""
         with self._changed:
+            # A service that is down for days must not fill the memory of the rank.
             if len(self._calls) >= MAX_WAITING:
                 self._dropped += 1
                 return

@@ -72,6 +72,7 @@ class MLflow(Tracker):
         try:
             self._client.update_run(run_id, status="RUNNING")
         except MlflowException as error:
+            # A server that is away must not make a second run of the same job.
             if self.is_down(error):
                 raise
             return None  # It was deleted, or the store is another one.
