@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from mtrain.commands.options import JobCommand, named_run, run_argument, spec_options, take_request, values_and_output
-from mtrain.errors import CheckpointError, UsageError
+from mtrain.errors import UsageError
 from mtrain.spec import terminal
 from mtrain.spec.request import SpecRequest
 from mtrain_deploy.pruning import REQUEST, RESULT, SAMPLES, SHARES, WEIGHTS, By
@@ -199,19 +199,11 @@ def _weights(request: PruneRequest) -> tuple[Path, "Source"]:
 
     if request.weights and (request.run or request.checkpoint):
         raise UsageError("--weights is given together with --run or --checkpoint; keep one")
-    if request.weights:
-        if not Path(request.weights).exists():
-            raise CheckpointError(f"--weights {request.weights}: no such file; give a file of weights")
-        return Path(request.weights).absolute(), request.spec.config
-    if not (request.run or request.checkpoint):
+    if not (request.run or request.checkpoint or request.weights):
         raise UsageError("nothing to prune: give --run FOLDER, --checkpoint PATH, or -c SPEC --weights FILE")
-    run = Path(request.run or "")
-    if request.run and not run.is_dir():
-        raise UsageError(f"--run {request.run}: no such run folder; give one such as runs/digits")
-    found = Path(request.checkpoint) if request.checkpoint else find.best_of(run)
-    if found is None or not found.is_dir():
-        where = f"--checkpoint {found}: no such checkpoint" if found else f"--run {run}: no intact checkpoint in it"
-        raise CheckpointError(f"{where}; `mtrain checkpoint list FOLDER` shows those of a run")
+    found = find.find_weights("prune", run=request.run, checkpoint=request.checkpoint, weights=request.weights)
+    if request.weights:
+        return found.absolute(), request.spec.config
     refuse_own(found, "prune: cuts the networks of model plugins")
     config = request.spec.config or load.find_spec(None, str(found))
     if config is None:
