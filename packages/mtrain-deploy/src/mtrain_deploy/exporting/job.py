@@ -144,7 +144,7 @@ def _check(request: ExportRequest) -> None:
         openvino_ir.need_openvino()
     if request.format in GRAPHS:
         # The metadata are written here, whichever interpreter the rank has.
-        remedies.need(("onnx",), what=f"--format {request.format}", extra="mtrain-deploy")
+        remedies.require(("onnx",), what=f"--format {request.format}", extra="mtrain-deploy")
 
 
 def _weights_of(request: ExportRequest) -> tuple[Path, "Source"]:
