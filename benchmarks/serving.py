@@ -25,7 +25,7 @@ import psutil
 
 from mtrain_deploy import serving
 from mtrain_deploy.serving.decoding import decode
-from mtrain_deploy.serving.predictor import ExportedPredictor
+from mtrain_deploy.serving.predictor import Predictor
 from mtrain_deploy.serving.uploads import Upload
 
 CONFIDENCE = 0.25
@@ -117,7 +117,7 @@ def row(blocks: Sequence[Block], bare: Sequence[Block]) -> list[str]:
 
 def bare_loop(weights: Path, contents: Sequence[bytes], threads: int) -> None:
     """Measure once for each line of standard input; print [requests per second, seconds of each]."""
-    predictor = ExportedPredictor.open(weights, threads=threads)
+    predictor = Predictor.open(weights, threads=threads)
     limit = serving.Settings().max_pixels
 
     def answer(content: bytes) -> str:

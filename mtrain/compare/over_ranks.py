@@ -67,7 +67,7 @@ def _run(request: RanksRequest, number: int, trace: Path) -> None:
     outputs.make_folder(request.folder)
     try:
         with outputs.open_to_write(log, "w", encoding="utf-8") as file:
-            settings = mtrain_trace.running.Settings(updates=request.updates)
+            settings = mtrain_trace.running.RecordingSettings(updates=request.updates)
             status = mtrain_trace.running.run(command, trace, settings, log=file)
     except mtrain_trace.reading.TraceError as error:
         raise UsageError(str(error)) from error

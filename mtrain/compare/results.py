@@ -41,7 +41,7 @@ class BackendRow:
     @property
     def has_drifted(self) -> bool:
         """Return whether the ranks held different weights after some update."""
-        return self.trace is not None and self.trace.drifted is not None
+        return self.trace is not None and self.trace.first_drift is not None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,7 +15,7 @@ from mtrain.errors import TrainingError
 from mtrain.records.history import History, Record
 from mtrain_trace import differences
 from mtrain_trace.differences import BUFFERS, GRADIENT, MOMENTS, ORDER, SAMPLES, WEIGHTS
-from mtrain_trace.reading import AVERAGE, Asked, Row, Trace, Update
+from mtrain_trace.reading import AVERAGE, ArrayRow, RequestedUpdates, Trace, Update
 
 SCRIPT_LOSS = "loss"
 """Name under which a script's job reports the loss that it trains."""
@@ -91,7 +91,7 @@ def with_recipe(trace: Trace, recipe: Recipe, *, ranks: int) -> Trace:
         trace,
         processes=[{**process, "ranks": ranks, "optimizers": [described]}],
         updates=updates,
-        asked=Asked(recipe.clip_norm, keep),
+        asked=RequestedUpdates(recipe.clip_norm, keep),
     )
 
 
@@ -141,15 +141,15 @@ def _update(record: Record, loss: str | None, models: Sequence[str]) -> Update:
     )
 
 
-def _pieces(looked: Mapping[str, Any], models: Sequence[str]) -> dict[str, dict[str, Row]]:
+def _pieces(looked: Mapping[str, Any], models: Sequence[str]) -> dict[str, dict[str, ArrayRow]]:
     """Return the rows of what a job has looked at, by part and name."""
-    found: dict[str, dict[str, Row]] = {}
+    found: dict[str, dict[str, ArrayRow]] = {}
     for whole, digest in looked.get("digests", {}).items():
         head, _, rest = whole.partition("/")
         part, sketch = PARTS.get(head, MOMENTS), [float(x) for x in looked["sketches"][whole]]
         name = group_name(int(rest), models) if part in (MOMENTS, WEIGHTS) else rest or "all"
         name = f"{head}/{name}" if part == MOMENTS else name
-        found.setdefault(part, {})[name] = Row(int(digest, 16), float(np.linalg.norm(sketch)), sketch)
+        found.setdefault(part, {})[name] = ArrayRow(int(digest, 16), float(np.linalg.norm(sketch)), sketch)
     return found
 
 

@@ -145,8 +145,8 @@ def _growth(against: Against, result: Comparison) -> str:
 
 def _describe_drift(row: BackendRow) -> Sentence:
     assert row.trace is not None
-    assert row.trace.drifted is not None
-    since = f"after {ordinal(row.trace.drifted - 1)}" if row.trace.drifted else "at the start"
+    assert row.trace.first_drift is not None
+    since = f"after {ordinal(row.trace.first_drift - 1)}" if row.trace.first_drift else "at the start"
     return Sentence(
         f"The ranks of {row.label} do not hold the same weights {since}: it trains several models", good=False
     )

@@ -31,7 +31,6 @@ PACKAGES: Mapping[str, Package] = {
             "commands": ("submit", "status", "logs", "cancel"),
             "clusters": ("slurm", "kubernetes", "ray"),
             "allocations": ("slurm", "lsf", "pbs", "pmi", "kubeflow", "sagemaker", "indexed_job"),
-            "reporters": ("kubeflow",),
             "submissions": ("queues",),
         },
     ),

@@ -215,7 +215,7 @@ def test_rounding_under_adam_is_explained():
 
 
 def test_ranks_with_different_weights_are_named_as_the_cause():
-    assert run(Planted(drift_at=4)).drifted == 5
+    assert run(Planted(drift_at=4)).first_drift == 5
     assert "ranks do not hold the same weights after update 5" in told(Planted(drift_at=4, gradient_factor=1.1))[0]
 
 

@@ -148,5 +148,5 @@ def test_the_beginning_of_a_trace_has_the_state_before_and_after_each_of_its_upd
     assert (found.gaps[WEIGHTS].first, found.updates) == (0, 1)
     agree = ((True, True, True), (False, True, True), (True, False, True), (True, True, False))
     numbers = [[1.0, 0.0], [2.0, 0.0], [4.0, 0.0]]
-    drifted = [still(agree=agreed, weights_0=numbers).first(1).drifted for agreed in agree]
+    drifted = [still(agree=agreed, weights_0=numbers).first(1).first_drift for agreed in agree]
     assert drifted == [None, 0, 1, None]

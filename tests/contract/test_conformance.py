@@ -67,7 +67,7 @@ def tested(framework: Framework, references: Path, tmp_path: Path) -> Tested:
             only=only,
         )
         actual = kit.run(expected, tmp_path, references=references)
-        assert actual.passed, wording.report(actual)
+        assert actual.has_passed, wording.report(actual)
 
     return run
 

@@ -293,7 +293,7 @@ def refused(tmp_path: Path, reporters: str) -> str:
 
 
 def test_unknown_reporters_and_options_are_refused_with_line_and_advice(tmp_path):
-    known = "csv, html, kubeflow, mlflow, tensorboard, visualdl, wandb"
+    known = "csv, html, mlflow, tensorboard, visualdl, wandb"
     message = f"spec.yml:3 report.reporters.cvs: no reporter 'cvs' (known: {known}); did you mean 'csv'?"
     assert message in refused(tmp_path, "{cvs: true}")
     message = refused(tmp_path, "{mlflow: {experimnt: x}}")

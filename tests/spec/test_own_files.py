@@ -115,9 +115,7 @@ ALLOWED = {
         "tasks/detection/convert.py mtrain_kit/check_context.py mtrain_kit/kit.py mtrain_kit/plugin_kit.py mtrain_kit/rank_records.py "
         "mtrain_kit/ranks.py mtrain_kit/test_conformance.py"
     ),
-    "a mounted secret; an object store": (
-        "mtrain_clusters/kubeflow_reporter.py mtrain_clusters/_kubernetes/client.py weights/backup/place.py"
-    ),
+    "a mounted secret; an object store": ("mtrain_clusters/_kubernetes/client.py weights/backup/place.py"),
 }
 """Modules that open files without `mtrain.spec.files`, with the reason why nobody else chooses the file."""
 

@@ -18,7 +18,7 @@ import mtrain
 from mtrain.compare import recorded
 from mtrain.core.checkpoint import format as checkpoints
 from mtrain.core.checkpoint.arrays_file import MappedArrays
-from mtrain.errors import MtrainError
+from mtrain.errors import MtrainError, UsageError
 from mtrain.jobs.hosts.host_log import HostLog, words
 from mtrain.jobs.resume import choices
 from mtrain.jobs.run import host_collector
@@ -32,8 +32,7 @@ from mtrain.weights.backup import form
 from mtrain_clusters import submission
 from mtrain_clusters._kubernetes import queue as kubernetes
 from mtrain_sweep import definition as definitions
-from mtrain_sweep import recovered, starting, trial_jobs
-from mtrain_sweep.places import Place
+from mtrain_sweep import starting, trial_jobs
 from mtrain_trace.reading import TraceError
 from mtrain_ui.pages.folder import RunFiles
 from mtrain_ui.pages.overview import _ends
@@ -67,10 +66,6 @@ def text(value: Any) -> str:
 
 def spec_of_run(run: Path) -> Any:
     return config.load(config.RunSpec(run / "spec.yml"), environ={}).values
-
-
-def of_trial(folder: Path) -> Any:
-    return recovered._values_of(Place(folder, 0), definitions.SweepDefinition.model_validate_json(text(SWEEP)))
 
 
 def journal(folder: Path) -> Any:
@@ -119,7 +114,6 @@ READ: dict[str, tuple[str, str | None, Callable[[Path], Any]]] = {
     "submitted job": (".submitted/x/job.json", text(RECORD), submission.jobs),
     "request": ("job.yml", "metadata:\n  namespace: mine\n", parameters_of_job),
     "sweep": ("sweep.json", text(SWEEP), lambda folder: definitions.read(folder).base),
-    "spec of a trial": ("specs/0000.yml", dump(SPEC), of_trial),
     "log of a trial": ("logs/0000.log", "error: x\n", lambda folder: trial_jobs._read_from(folder / "logs/0000.log", 0)),
     "journal": ("study.db", None, journal),
 }  # fmt: skip
@@ -218,14 +212,14 @@ def test_a_file_that_ends_at_any_line_is_not_taken_for_another_whole_one(tmp_pat
 
 def test_a_journal_with_a_view_in_place_of_a_table_is_damaged(tmp_path: Path) -> None:
     # A view may have rows without end.
-    from mtrain_sweep.journal import DamagedError, Journal
+    from mtrain_sweep.journal import Journal
 
     Journal(tmp_path, direction="max").close()
     with closing(sqlite3.connect(tmp_path / "study.db")) as opened:
         opened.execute(
             "create view endless as with recursive n(i) as (select 1 union all select i + 1 from n) select * from n"
         )
-    with pytest.raises(DamagedError, match="view"):
+    with pytest.raises(UsageError, match=r"it has a .*view"):
         Journal(tmp_path)
 
 
@@ -238,7 +232,7 @@ ABOVE = {
     "mtrain_ui/pages/state": "lock", "records/reporters/csv_table": "table", "spec/config": "spec of a run",
     "spec/run_spec": "spec of a run", "spec/sources": "spec of a run", "spec/yaml_reader": "spec of a run",
     "compare/recorded": "spec of a compared run", "mtrain_sweep/definition": "sweep", "mtrain_sweep/journal": "journal",
-    "mtrain_sweep/recovered": "spec of a trial", "mtrain_sweep/trial_jobs": "log of a trial",
+    "mtrain_sweep/trial_jobs": "log of a trial",
     "system/attempts": "lock of ranks", "system/failures": "failure", "system/runfolder": "summary",
     "weights/backup/form": "id of a copied run",
 }  # fmt: skip
@@ -252,7 +246,7 @@ ELSEWHERE = {
     "spec/plugins": "tests/system/test_security.py",
     "spec/references": "tests/own_model/test_plan.py", "mtrain_sweep/space": "packages/mtrain-sweep/tests/sweeping/test_space.py",
     "jobs/hosts/allocation": "packages/mtrain-clusters/tests/clusters/test_absent_package.py",
-    "mtrain_clusters/allocations/pbs": "tests/cluster/test_allocation.py", "commands/verbs": "tests/commands/test_verbs.py",
+    "mtrain_clusters/allocations/schedulers": "tests/cluster/test_allocation.py", "commands/verbs": "tests/commands/test_verbs.py",
 }  # fmt: skip
 """Modules whose files have tests of traps elsewhere."""
 OWN = {
@@ -266,7 +260,7 @@ OWN = {
     "of the account, the installation or the kernel": (
         "commands/options", "core/compiling", "mtrain_deploy/serving/page", "jobs/preflight/facts",
         "jobs/preflight/interpreter_probe", "mtrain_clusters/_kubernetes/client", "mtrain_clusters/_kubernetes/own_code",
-        "rank/script/job", "rank/script_mode", "mtrain_ui/pages/app", "mtrain_ui/pages/rendering", "mtrain_clusters/kubeflow_reporter",
+        "rank/script/job", "rank/script_mode", "mtrain_ui/pages/app", "mtrain_ui/pages/rendering",
         "mtrain_ui/trackers/mlflow", "mtrain_ui/trackers/weights_and_biases", "spec/bounds", "spec/files", "records/html",
         "system/placement", "system/vectors",
     ),

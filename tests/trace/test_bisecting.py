@@ -35,7 +35,7 @@ def found(
             starts.append(taken)
             return trace(loss if matters(taken) else 1.0)
 
-    record = running.Settings()
+    record = running.RecordingSettings()
     bisector = Pretending(["train"], (a, b), out=Path(), record=record, bits=bits, tell=lambda line: None)
     return bisector.find(), starts
 

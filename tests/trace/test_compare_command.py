@@ -115,7 +115,7 @@ def test_a_full_disk_is_told_before_the_training_and_ends_no_process_with_a_trac
     with monkeypatch.context() as patch:
         patch.setattr(running.tempfile, "TemporaryFile", Full)
         with pytest.raises(TraceError, match=r"out: cannot be written: No space left on device; make room"):
-            running.run([sys.executable, "-c", "open('ran', 'w')"], tmp_path / "out", running.Settings())
+            running.run([sys.executable, "-c", "open('ran', 'w')"], tmp_path / "out", running.RecordingSettings())
     assert list(tmp_path.iterdir()) == []
     kept = recorder.Recorder(str(tmp_path / "out"), every=1)
 

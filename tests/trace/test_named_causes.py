@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from mtrain_trace import causes, comparing, data_causes, differences, factors, mixing, rank_checks
-from mtrain_trace.reading import Row, Trace, Update
+from mtrain_trace.reading import ArrayRow, Trace, Update
 
 NAMES = ["first", "middle", "last"]
 RANDOM = np.random.default_rng(0)
@@ -16,15 +16,15 @@ BEGIN = {name: RANDOM.standard_normal(64) for name in NAMES}
 GRADIENTS = {name: RANDOM.standard_normal(64) for name in NAMES}
 
 
-def rows(arrays: dict[str, np.ndarray], front: str = "") -> dict[str, Row]:
+def rows(arrays: dict[str, np.ndarray], front: str = "") -> dict[str, ArrayRow]:
     found = {}
     for name, array in arrays.items():
         sketch = [float(x) for x in mixing.sketch(array, front + name)]
-        found[front + name] = Row(mixing.digest(array, front + name), float(np.linalg.norm(array)), sketch)
+        found[front + name] = ArrayRow(mixing.digest(array, front + name), float(np.linalg.norm(array)), sketch)
     return found
 
 
-def whole(found: dict[str, Row]) -> Row:
+def whole(found: dict[str, ArrayRow]) -> ArrayRow:
     total = differences.total(found)
     assert total is not None
     return total

@@ -38,7 +38,7 @@ def test_ranks_that_hold_other_weights_are_seen(tmp_path: Path, digest: str, dri
     write(tmp_path)
     change(tmp_path, 1, {"weights": {**ROW, "digest": digest * 16}})
     trace = reading.read(tmp_path)
-    assert trace.drifted == drifted
+    assert trace.first_drift == drifted
     assert trace.updates[0].ranks_agree == {"weights": drifted is None, "gradients": True}
 
 

@@ -8,14 +8,14 @@ import pytest
 
 from mtrain_trace.comparing import Comparison, compare
 from mtrain_trace.differences import CLIP, LOSS, WEIGHTS, Gap, gaps
-from mtrain_trace.reading import Row, Trace, Update
+from mtrain_trace.reading import ArrayRow, Trace, Update
 from mtrain_trace.rounding import GROWTH, JUMP, Rounding
 
 LENGTH = 16
 
 
-def row(digest: int, value: float) -> Row:
-    return Row(digest, abs(value), [value] + [0.0] * (LENGTH - 1))
+def row(digest: int, value: float) -> ArrayRow:
+    return ArrayRow(digest, abs(value), [value] + [0.0] * (LENGTH - 1))
 
 
 def training(updates: list[Update]) -> Trace:

@@ -88,7 +88,7 @@ def test_the_memory_of_a_pass_is_that_of_a_block_and_not_of_the_model(counts: li
 
 
 def test_a_layout_keeps_a_hundredth_of_what_it_lays_out() -> None:
-    layout = torch_mixing.Layout([(1, 0, 10_000_000)], torch.float32, torch.device("cpu"))
+    layout = torch_mixing.WeightLayout([(1, 0, 10_000_000)], torch.float32, torch.device("cpu"))
     tables = [table for stretch in layout._stretches for table in (stretch.factors, stretch.signs, stretch.owners)]
     assert sum(table.numel() * table.element_size() for table in tables) < 0.016 * 4 * 10_000_000
 

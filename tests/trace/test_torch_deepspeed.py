@@ -71,7 +71,7 @@ def is_the_same_training(result: Comparison) -> None:
 @pytest.mark.parametrize("stage", ["stage1", "stage3"])
 def test_an_engine_with_zero_trains_what_plain_torch_trains(few: Path, stage: str) -> None:
     is_the_same_training(compared(few, "plain", stage))
-    assert reading.read(few / stage).described["sharded"]
+    assert reading.read(few / stage).optimizer_facts["sharded"]
 
 
 @pytest.mark.slow
@@ -91,7 +91,7 @@ def test_the_masters_of_bfloat16_are_recorded_and_the_precision_is_named(few: Pa
     result = compared(few, "plain", "stage0-bfloat16")
     assert any("A computes in float32, B in bfloat16" in remark for remark in result.remarks)
     assert len(result.b.updates) == len(result.a.updates)  # the engine's step on zeros, at its making, is none
-    assert result.b.described["dtypes"] == ["float32"]
+    assert result.b.optimizer_facts["dtypes"] == ["float32"]
 
 
 @pytest.mark.slow

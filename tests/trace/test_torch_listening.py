@@ -94,7 +94,7 @@ def test_steps_of_an_engine_that_is_being_made_are_none_of_the_training() -> Non
 
 def test_a_pass_on_a_processor_is_a_block_and_not_the_model() -> None:
     rows = 3 * torch_mixing.BLOCK_ROWS
-    layout = torch_mixing.Layout([(1, 0, rows * mixing.ROW)], torch.float32, torch.device("cpu"))
+    layout = torch_mixing.WeightLayout([(1, 0, rows * mixing.ROW)], torch.float32, torch.device("cpu"))
     blocks = [block for stretch in layout._stretches for block in stretch.blocks]
     assert [block.end - block.begin for block in blocks] == [torch_mixing.BLOCK_ROWS] * 3
 

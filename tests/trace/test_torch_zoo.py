@@ -217,4 +217,4 @@ def test_other_weights_at_the_end_of_split_arrays_are_seen(traces: Path) -> None
         name: row.digest for name, row in whole.start.items()
     } == {name: row.digest for name, row in split.start.items()}
     assert split.ranks == 2
-    assert split.described["sharded"]
+    assert split.optimizer_facts["sharded"]

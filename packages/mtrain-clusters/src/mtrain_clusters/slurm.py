@@ -19,8 +19,9 @@ SRUN = (
     *("--cpu-bind=none", "--mpi=none"),  # An agent starts many ranks; they may use all cores of the job.
     *("--kill-on-bad-exit=0", "--unbuffered"),
 )
+# Slurm sends it to all tasks.
 UNTIL_TAKEN = ("sh", "-c", """trap '' USR1; exec "$@\"""", "sh")
-"""Starts an agent that no SIGUSR1 ends before it takes that signal as a request to save: Slurm sends it to all tasks."""
+"""Starts an agent that no SIGUSR1 ends before it takes that signal as a request to save."""
 FAILED = 205
 """Exit status by which srun reports an error of its own, see ``SLURM_EXIT_ERROR``; others are those of the agent."""
 CAUSES: Sequence[tuple[str, str]] = (

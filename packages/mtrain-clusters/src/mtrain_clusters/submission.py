@@ -108,7 +108,7 @@ def prepare(loaded: "Loaded") -> Prepared:
             f"--ips {','.join(loaded.spec.cluster.ips)}: the scheduler chooses the hosts of a job that is submitted; "
             "give their number with --nnodes"
         )
-    plan = _planned(loaded)
+    plan = _plan(loaded)
     submission = _submission(loaded, _name(loaded), plan)
     cluster = loaded.spec.cluster
     return Prepared(
@@ -163,6 +163,7 @@ def submit(prepared: Prepared) -> QueuedJob:
         raise UsageError(f"{record}: cannot be written to: {error.strerror or error}") from error
     try:
         number = prepared.queue.submit(submission, request)
+    # A refused job leaves no record: `mtrain status` would ask the scheduler for a job that it never had.
     except BaseException:
         for path in (submission.spec_path, request):
             path.unlink(missing_ok=True)
@@ -218,6 +219,7 @@ def find(base: Path, number: str | None) -> QueuedJob:
     """
     known, problems = _records(base)
     matching = [job for job in known if number is None or number in (job.id, job.name)]
+    # Slurm gives a job that was put into the queue again by hand another id; asking for each takes a call.
     if number is not None and not matching:
         matching = [job for job in known[-MOST_ASKED:] if _is_continued_by(job, number)]
     if problems and (number is None or not matching):
@@ -275,7 +277,7 @@ def queue_of_job(job: QueuedJob, *, registry: Registry | None = None) -> Queue:
     return queue
 
 
-def _planned(loaded: "Loaded") -> "Plan":
+def _plan(loaded: "Loaded") -> "Plan":
     """Plan the job on as many hosts as it asks for, so that what cannot work is refused before it waits in a queue.
 
     Raises:
@@ -331,6 +333,7 @@ def _values(loaded: "Loaded") -> dict[str, Any]:
     if loaded.script is not None:
         _, plain_files = plain_values()
         origins = loaded.provenance.items()
+        # Values that nobody set are the script's to decide, which may have changed by the time the job starts.
         base = {"_BASE_": PLAIN} if any(origin.file in plain_files for _, origin in origins) else {}
         values = base | _set_by_user(values, {path for path, origin in origins if origin.file not in plain_files})
     values["report"] = {**values.get("report", {}), "dir": str(_base(loaded))}

@@ -102,7 +102,6 @@ def test_a_reader_that_the_user_has_disabled_is_not_missed(tmp_path, monkeypatch
         (["train", "-c", "digits", "--cluster", "slurm"], "the cluster 'slurm' is"),
         (["plan", "-c", "digits", "--cluster", "kubernetes"], "the cluster 'kubernetes' is"),
         (["run", "--cluster", "ray", "script.py"], "the cluster 'ray' is"),
-        (["train", "-c", "digits", "-o", "report.reporters.kubeflow={}"], "the reporter 'kubeflow' is"),
         (["submit", "-c", "digits"], "submit"),
         (["status"], "status"),
         (["logs", "-f"], "logs"),

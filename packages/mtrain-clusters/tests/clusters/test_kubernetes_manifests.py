@@ -116,19 +116,6 @@ def test_the_pods_run_the_plan_of_hosts_with_their_names(kind, backend, tmp_path
         assert "/work/runs" in pod.writable
 
 
-def test_a_train_job_reports_to_kubeflow_unless_the_spec_says_otherwise(tmp_path):
-    values = yaml.safe_load(made.submission().spec)
-    for kind, given, expected in (
-        ("job", {}, {}),
-        ("trainjob", {}, {"kubeflow": True}),
-        ("trainjob", {"kubeflow": False, "csv": True}, {"kubeflow": False, "csv": True}),
-    ):
-        asked = {**values, "report": {**values["report"], "reporters": given}}
-        (pod, _) = made.pods(made.documents(made.submission(values=asked), made.options(kind=kind)))
-        loaded, _ = _planned(pod, tmp_path)
-        assert loaded.spec.report.reporters == expected
-
-
 def test_the_names_of_the_pods_are_those_that_kubernetes_and_jobset_give():
     names = {
         kind: [pod.host for pod in made.pods(made.documents(made.submission(), made.options(kind=kind)))]

@@ -25,7 +25,7 @@ def network() -> Prunable:
     """Three images' channels -> a -> a.bn -> b -> head; a and b have 4 and 2 channels, on 10 positions."""
     channels = Channels()
     first, second = channels.new(4), channels.new(2)
-    fixed = channels.fixed(3)
+    fixed = channels.new_fixed(3)
 
     def layer(kind: str, inputs: Array, outputs: Array) -> Layer:
         return Layer(kind=kind, groups=1, kernel=1, inputs=inputs, outputs=outputs, positions=10)
@@ -119,7 +119,7 @@ def test_the_masked_network_has_zeros_and_its_statistics() -> None:
 def grouped() -> Prunable:
     """``a`` writes 4 channels for ``deep``, which filters each by 9 numbers; ``up`` reads them and writes 3 for ``out``."""
     channels = Channels()
-    first, second, fixed = channels.new(4), channels.new(3), channels.fixed(2)
+    first, second, fixed = channels.new(4), channels.new(3), channels.new_fixed(2)
 
     def layer(kind: str, inputs: Array, outputs: Array, *, kernel: int = 1, groups: int = 1) -> Layer:
         return Layer(kind=kind, groups=groups, kernel=kernel, inputs=inputs, outputs=outputs, positions=10)

@@ -14,7 +14,7 @@ COLOURS = ("red", "green", "blue")
 
 
 class Colours:
-    """Implements ``Predictor``: one row with the colour of the largest mean, whose share of 255 is the score."""
+    """Answers as a ``Predictor`` does: one row with the colour of the largest mean, whose share of 255 is the score."""
 
     batch_size = None
     name = "colours"
@@ -25,7 +25,7 @@ class Colours:
     def results(self) -> Sequence[TensorType]:
         return [TensorType("means", "float32", (-1, 3))]
 
-    def computed(self, arrays: Mapping[str, Array]) -> Mapping[str, Array]:
+    def compute(self, arrays: Mapping[str, Array]) -> Mapping[str, Array]:
         return {"means": arrays["images"].mean((1, 2), dtype=np.float32)}
 
     def description(self) -> dict[str, Any]:
@@ -37,9 +37,9 @@ class Colours:
     def outputs(self, samples: Sequence[Sample]) -> list[Any]:
         return [sample.arrays["mean_C"] / 255 for sample in samples]
 
-    def found(self, output: Any, sample: Sample, *, confidence: float) -> Found:
+    def read(self, output: Any, sample: Sample, *, confidence: float) -> Found:
         best = int(np.argmax(output))
         return Found([{"class": COLOURS[best], "score": float(output[best])}])
 
-    def drawn(self, image: Array, found: Found, *, confidence: float) -> Array:
+    def draw(self, image: Array, found: Found, *, confidence: float) -> Array:
         return image

@@ -151,7 +151,7 @@ def test_samples_equal_those_of_a_prediction_on_files(task, tmp_path):
     """A server must not see other pixels than `mtrain predict` does."""
     from mtrain.data.images.decode import decode
     from mtrain_deploy.exported.data import image_data, micro_batches
-    from mtrain_deploy.serving.predictor import ExportedPredictor
+    from mtrain_deploy.serving.predictor import Predictor
 
     rng = np.random.default_rng(0)
     sizes = [(97, 41), (20, 300), (64, 64), (1, 1), (900, 1), (640, 480)]
@@ -159,7 +159,7 @@ def test_samples_equal_those_of_a_prediction_on_files(task, tmp_path):
     for number, (width, height) in enumerate(sizes):
         files.append(tmp_path / f"{number}.png")
         cv2.imwrite(str(files[-1]), rng.integers(0, 256, (height, width, 3), dtype=np.uint8))
-    predictor = ExportedPredictor.open(exported(tmp_path / "colours.onnx", task), threads=1)
+    predictor = Predictor.open(exported(tmp_path / "colours.onnx", task), threads=1)
     model = predictor._model
     data = image_data(Resolved.of(model.spec()), model.metadata, files)
     for file, batch in zip(files, micro_batches(data, size=1), strict=True):

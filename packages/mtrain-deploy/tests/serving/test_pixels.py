@@ -22,7 +22,7 @@ from mtrain_deploy.serving.application import build
 from mtrain_deploy.serving.decoding import SHARE_PIXELS, PixelBudget
 from mtrain_deploy.serving.metrics import Metrics
 from mtrain_deploy.serving.refusal import Refusal
-from mtrain_deploy.serving.settings import Settings
+from mtrain_deploy.serving.settings import ServeSettings
 
 WAIT_S = 60.0
 
@@ -77,7 +77,7 @@ def with_client(scenario: Callable[[Client], Coroutine[Any, Any, None]], **setti
     """Run a scenario with an application that computes."""
 
     async def running() -> None:
-        app = build(Colours(), Settings(**settings))
+        app = build(Colours(), ServeSettings(**settings))
         computing = asyncio.create_task(app.state.service.run())
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://x") as client:
             await scenario(Client(client, app))
@@ -105,10 +105,10 @@ def test_images_are_counted_by_their_headers_before_any_is_decoded(decoding, for
 
 
 def test_a_request_may_have_twice_the_pixels_of_an_image_unless_told_otherwise():
-    assert Settings(max_pixels=1000).request_pixels == 2000
-    assert Settings(max_pixels=1000, max_request_pixels=500).request_pixels == 500
+    assert ServeSettings(max_pixels=1000).request_pixels == 2000
+    assert ServeSettings(max_pixels=1000, max_request_pixels=500).request_pixels == 500
     with pytest.raises(UsageError, match="max_request_pixels"):
-        Settings(max_request_pixels=0)
+        ServeSettings(max_request_pixels=0)
 
 
 def test_while_a_request_decodes_a_thread_is_left_for_others(decoding):
@@ -141,12 +141,12 @@ def test_requests_take_turns_on_the_only_thread(decoding):
 def test_large_images_wait_outside_and_small_ones_are_still_taken():
     metrics = Metrics()
     budget = PixelBudget(10_000_000, metrics)
-    with budget.held([SHARE_PIXELS + 30_000_000]):
-        with pytest.raises(Refusal) as refusal, budget.held([SHARE_PIXELS + 10_000_001]):
+    with budget.hold([SHARE_PIXELS + 30_000_000]):
+        with pytest.raises(Refusal) as refusal, budget.hold([SHARE_PIXELS + 10_000_001]):
             pass
         assert (refusal.value.status, refusal.value.headers["Retry-After"]) == (503, "1")
-        with budget.held([SHARE_PIXELS + 5_000_000, SHARE_PIXELS + 5_000_000]), budget.held([SHARE_PIXELS] * 32):
+        with budget.hold([SHARE_PIXELS + 5_000_000, SHARE_PIXELS + 5_000_000]), budget.hold([SHARE_PIXELS] * 32):
             assert b"mtrain_pixels_in_work 4e+07" in metrics.text()
-            with pytest.raises(Refusal), budget.held([SHARE_PIXELS + 1]):
+            with pytest.raises(Refusal), budget.hold([SHARE_PIXELS + 1]):
                 pass
     assert b"mtrain_pixels_in_work 0.0" in metrics.text()

@@ -13,7 +13,7 @@ from tests.serving.predictors import Colours
 from tests.serving.servers import encoded, plain
 
 from mtrain_deploy.serving.application import build
-from mtrain_deploy.serving.settings import Settings
+from mtrain_deploy.serving.settings import ServeSettings
 
 PATHS = ("/healthz", "/readyz", "/metrics", "/v1/model", "/openapi.json", "/")
 IMAGE = encoded(plain((255, 0, 0)))
@@ -22,7 +22,7 @@ IMAGE = encoded(plain((255, 0, 0)))
 @pytest.fixture
 def ask() -> Iterator[Any]:
     """A function that requests an address of an application that computes."""
-    app = build(Colours(), Settings(threads=1))
+    app = build(Colours(), ServeSettings(threads=1))
     with asyncio.Runner() as runner:
         computing = runner.get_loop().create_task(app.state.service.run())
 

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from mtrain_deploy.serving import process
-from mtrain_deploy.serving.settings import Settings
+from mtrain_deploy.serving.settings import ServeSettings
 from mtrain_ui.pages import server
 
 
@@ -30,5 +30,5 @@ def test_an_address_has_the_share_of_connections_that_the_settings_give_it(monke
     app = SimpleNamespace(state=SimpleNamespace(service=None))
     for given, expected in ((3, 3), (0, None)):
         with pytest.raises(Seen) as caught:
-            process.serve_until_asked(app, Settings(max_connections_per_address=given), print)
+            process.serve_until_asked(app, ServeSettings(max_connections_per_address=given), print)
         assert caught.value.args == (expected,)

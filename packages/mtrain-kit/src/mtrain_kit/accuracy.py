@@ -21,10 +21,7 @@ CONTRAST, BRIGHTNESS = 0.03, (0.60, 0.55, 0.50)
 
 
 def first_update(session: RankSession, precision: Precision) -> dict[str, Array]:
-    """Train one update. Return ``loss`` and ``norm``, the gradient norm before clipping.
-
-    Every rank receives the same images, so that the metrics do not depend on the number of ranks.
-    """
+    """Train one update. Return ``loss`` and ``norm``, the gradient norm before clipping."""
     recipe = Recipe(
         rule="sgd",
         groups=(("", {"momentum": 0.0, "weight_decay": 0.0}),),
@@ -35,6 +32,7 @@ def first_update(session: RankSession, precision: Precision) -> dict[str, Array]
     )
     model, optimizer = session.prepare(_build, recipe)
     session.restore(model, optimizer, State(weights=_weights(precision)))
+    # Every rank receives the same images, so that the metrics do not depend on the number of ranks.
     (batch,) = session.batches([{"images": images(), "index": np.arange(MICRO_BATCH)}])
     with optimizer.micro_batch(last=True):
         loss = model(batch)["total"]

@@ -1,6 +1,5 @@
 """The context of a check: one rank inside a backend, with the results of one rank of ``solo`` for comparison."""
 
-import os
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -115,6 +114,7 @@ def processes_of(job: str) -> list[int]:
     pids = []
     for process in psutil.process_iter():
         try:
+            # The parent of a process that was left behind is init: only its environment tells whose it was.
             if process.environ().get(JOB) == job and process.status() != psutil.STATUS_ZOMBIE:
                 pids.append(process.pid)
         except psutil.Error:
@@ -137,11 +137,7 @@ def listening_ports(processes: list[int]) -> list[int]:
 def wait_until_settled(look: Callable[[], list[str]]) -> list[str]:
     """Call ``look`` until it returns nothing, at most for ``SETTLING_S``; return its last result."""
     deadline = time.monotonic() + SETTLING_S
+    # Threads and processes take a moment to disappear after they were told to end.
     while (remains := look()) and time.monotonic() < deadline:
         time.sleep(0.05)
     return remains
-
-
-def own_id() -> int:
-    """Return the id of this process."""
-    return os.getpid()

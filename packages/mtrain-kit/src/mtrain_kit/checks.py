@@ -1,9 +1,14 @@
 """Checks, their measures, and their results."""
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any, Literal
+
+from mtrain.errors import UsageError
+from mtrain.spec.suggest import hint
 
 Verdict = Literal["passed", "failed", "not run"]
 
@@ -84,6 +89,44 @@ class Finding:
             "reason": self.reason,
             "measures": [{**_plain(asdict(measure)), "ok": measure.ok} for measure in self.measures],
         }
+
+
+@dataclass(kw_only=True)
+class Results(ABC):
+    """The results of all checks of one plugin."""
+
+    provider: str
+    folder: Path
+    seconds: float = 0.0
+    findings: list[Finding] = field(default_factory=list)
+
+    @property
+    @abstractmethod
+    def has_passed(self) -> bool:
+        """Return whether the plugin keeps what it promises, as far as that was to be checked."""
+
+    def as_json(self) -> dict[str, Any]:
+        """Return plain values for a JSON file."""
+        return {
+            **{key: value for key, value in asdict(self).items() if key not in ("findings", "folder")},
+            "folder": str(self.folder),
+            "seconds": round(self.seconds, 1),
+            "passed": self.has_passed,
+            "checks": [finding.as_json() for finding in self.findings],
+        }
+
+
+def choose_checks(only: Sequence[str], among: Sequence[Check]) -> list[Check]:
+    """Return the checks whose id is, or begins with, one of ``only``; all if it is empty.
+
+    Raises:
+        UsageError: an entry matches no check.
+    """
+    ids = [check.id for check in among]
+    for word in only:
+        if not any(check_id.startswith(word) for check_id in ids):
+            raise UsageError(f"--only {word}: no such check{hint(word, ids)}")
+    return [check for check in among if not only or any(check.id.startswith(word) for word in only)]
 
 
 def worst_of_ranks(measures: Iterable[Measure]) -> list[Measure]:

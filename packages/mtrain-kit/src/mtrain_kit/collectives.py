@@ -79,12 +79,14 @@ def gathers(site: Site) -> list[Measure]:
     c = site.session.collective
     problems = []
     for turn in range(ROUNDS):
+        # Lengths that differ by rank find gathers that assume one size.
         payload: dict[str, Any] = {"rank": c.rank, "text": "x" * (turn * c.rank * 997), "array": np.full(c.rank, turn)}
         gathered = c.all_gather(payload)
         if [each["rank"] for each in gathered] != list(range(c.size)):
             problems.append(f"turn {turn}: values of ranks {[each['rank'] for each in gathered]}")
         elif any(len(e["text"]) != turn * r * 997 or e["array"].tolist() != [turn] * r for r, e in enumerate(gathered)):
             problems.append(f"turn {turn}: values are not what ranks gave")
+        # A reduction between gathers finds calls that overtake one another.
         total = c.all_reduce(np.array([float(turn + c.rank)]), "sum")[0]
         if total != c.size * turn + c.size * (c.size - 1) / 2:
             problems.append(f"turn {turn}: the next reduction is {total}")
@@ -130,5 +132,6 @@ def _awkward() -> Iterator[HostBatch]:
     for i in range(5):
         images = np.arange(24, dtype=np.uint8).reshape(2, 3, 2, 2) + np.uint8(i)
         fixed = np.full((2, 1), float(i), np.float32)
+        # Loaders hand out memory of files, which cannot be written to.
         fixed.setflags(write=False)
         yield {"images": images[:, ::-1], "fixed": fixed, "none": np.zeros((0, 6)), "index": np.arange(2) + 2 * i}

@@ -12,9 +12,10 @@ from mtrain_kit.training import Case
 
 MICRO_BATCHES, MICRO_BATCH, PIXELS, WIDTH = 4, 4, 192, 256
 MEASURED_UPDATES = 3
+# The ratio tells: an exchange of gradients in every micro batch gives 4, one per update gives 1. Where shards of the weights are
+# gathered for every pass and gradients are exchanged once, it is 3.
 MOST = 3.5
-"""Largest allowed ratio. An exchange of gradients in every micro batch gives 4, one per update gives 1. Where shards of
-the weights are gathered for every pass and gradients are exchanged once, it is 3."""
+"""Largest allowed ratio."""
 
 
 def exchanges_once(site: Site) -> list[Measure]:
@@ -41,6 +42,7 @@ def _count_sent(site: Site, accumulate: int) -> int | None:
     for update in range(updates):
         if update == 1:
             c.all_gather(None)
+            # After a collective call, all ranks have sent what belongs to the updates before.
             before = sent_bytes()
         for i in range(accumulate):
             with optimizer.micro_batch(last=i == accumulate - 1):

@@ -67,7 +67,7 @@ class PluginTestRequest:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ended:
+class JobEnd:
     """A job that has ended."""
 
     code: int
@@ -89,14 +89,14 @@ class Jobs:
         self._folder = folder
         self._references = references
 
-    def described(self) -> tuple[Any, str]:
+    def tested_backend(self) -> tuple[Any, str]:
         """Return the backend, constructed, and the distribution that provides it.
 
         Raises:
             PluginError: it is unknown, not installed, or cannot be constructed.
             SpecError: its options are refused.
         """
-        loaded = self.tested(1)
+        loaded = self.tested_spec(1)
         spec, registry = loaded.spec, loaded.registry
         entry = registry.find("backends", self._request.name)
         if not entry.is_installed and spec.backend.python is None:
@@ -112,7 +112,7 @@ class Jobs:
                 )
         return backend, str(entry.provider)
 
-    def tested(self, ranks: int, more: Sequence[str] = ()) -> Loaded:
+    def tested_spec(self, ranks: int, more: Sequence[str] = ()) -> Loaded:
         """Return the spec with the tested backend on this number of ranks; ``more``: overrides, weaker than the
         caller's."""
         return _load(self._request.name, ranks, (*more, *self._request.overrides))
@@ -133,7 +133,7 @@ class Jobs:
         own = (*arguments, *common, "--limit", str(self._request.limit_s))
         return replace(planned, commands=[_with_kit_ranks(command, own) for command in planned.commands])
 
-    def run(self, loaded: Loaded, name: str, arguments: Sequence[str] | None) -> Ended:
+    def run(self, loaded: Loaded, name: str, arguments: Sequence[str] | None) -> JobEnd:
         """Run a job to its end, in a fresh run folder ``name``.
 
         Raises:
@@ -147,7 +147,7 @@ class Jobs:
         return _run(self.plan(loaded, run_dir, arguments, mark), mark, self._request.environ)
 
 
-def run_whole(loaded: Loaded, run_dir: Path, request: PluginTestRequest, *, resume: Path | None = None) -> Ended:
+def run_whole(loaded: Loaded, run_dir: Path, request: PluginTestRequest, *, resume: Path | None = None) -> JobEnd:
     """Run a job of mtrain's own ranks to its end, in the run folder ``run_dir``, from a checkpoint if one is given.
 
     Raises:
@@ -161,16 +161,17 @@ def run_whole(loaded: Loaded, run_dir: Path, request: PluginTestRequest, *, resu
     return _run(planned, secrets.token_hex(8), request.environ)
 
 
-def _run(planned: Plan, mark: str, environ: Mapping[str, str]) -> Ended:
+def _run(planned: Plan, mark: str, environ: Mapping[str, str]) -> JobEnd:
     """Run a plan to its end; ``mark``: that of the job's processes."""
     output = io.StringIO()
     hosts = ThisHost(
         display=Quiet(output), environ={**environ, JOB: mark}, replan=lambda checkpoint: planned, stream=output
     )
     code = hosts.run(planned).code
+    # The user has asked the job to end, and means the kit.
     if code in EXIT_CODES.values():
         raise KeyboardInterrupt
-    return Ended(code=code, text=output.getvalue(), run_dir=planned.run_dir, job=mark, at=time.time())
+    return JobEnd(code=code, text=output.getvalue(), run_dir=planned.run_dir, job=mark, at=time.time())
 
 
 def _check_overrides(overrides: Sequence[str]) -> None:
@@ -198,6 +199,7 @@ def _load(backend: str, ranks: int, overrides: Sequence[str]) -> Loaded:
     }
     flags |= {path: Given(value, f"{path} {value}") for path, value in defaults.items() if path not in overridden}
     loaded = config.load(SPEC, overrides=overrides, flags=flags)
+    # Options are known once the backend is: a first load finds which of the defaults it has.
     option_names = loaded.registry.load("backends", backend).Options.model_fields
     option_defaults = {
         "device": ("cpu", "the kit runs on the CPU"),

@@ -3,27 +3,24 @@
 import json
 import socket
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from mtrain.core.checkpoint import store
+from mtrain.core.overriding import override
 from mtrain.errors import LaunchError, UsageError
-from mtrain.spec.suggest import hint
 from mtrain.system import failures
 from mtrain.system.placement import LOOPBACK
 from mtrain.system.runfolder import RunFolder
 from mtrain_kit import rank_records, training
 from mtrain_kit.catalogue import CHECKS, DIES, ENTERS, LEAVES, LIGHT, ON_RANKS, ONE, TASK
 from mtrain_kit.check_context import processes_of
-from mtrain_kit.checks import Check, Finding, Measure, none_of, worst_of_ranks
-from mtrain_kit.jobs import Ended, Jobs, PluginTestRequest
+from mtrain_kit.checks import Check, Finding, Measure, Results, choose_checks, none_of, worst_of_ranks
+from mtrain_kit.jobs import JobEnd, Jobs, PluginTestRequest
 from mtrain_kit.rank_records import JobRecords
 from mtrain_kit.ranks import THREADS_FILE
 from mtrain_kit.teardown import DEATH_FILE
-
-__all__ = ["Conformance", "PluginTestRequest", "choose_checks", "run"]
 
 SIZES = (1, 2, 3, 4, 6)
 """Numbers of ranks that divide the kit's global batch."""
@@ -33,57 +30,26 @@ END_S = 60.0
 COMPARED = ("learns.", "accuracy.", "clip.", "state.from_solo", "evaluation.", "plugin.leaves", "size.")
 """Beginnings of the ids of checks that compare with the results of solo."""
 TASK_UPDATES = 4
+# The bound is wide because adamw divides by roots of small numbers.
 TASK_BOUNDS = {"fp64": 1e-9, "fp32": 1e-3}
-"""Largest relative difference of the weights of the whole job; it is wide because adamw divides by roots of small
-numbers."""
+"""Largest relative difference of the weights of the whole job."""
 
 
 @dataclass(kw_only=True)
-class Conformance:
+class Conformance(Results):
     """The results of all checks of one backend."""
 
     backend: str
-    provider: str
     framework: str
     launcher: str
     ranks: int
     precision: str = ""
-    folder: Path
-    seconds: float = 0.0
-    findings: list[Finding] = field(default_factory=list)
 
     @property
-    def passed(self) -> bool:
+    @override
+    def has_passed(self) -> bool:
         """Return whether every requested check was run and passed."""
         return all(finding.verdict == "passed" for finding in self.findings)
-
-    def as_json(self) -> dict[str, Any]:
-        """Return plain values for a JSON file."""
-        return {
-            "backend": self.backend,
-            "provider": self.provider,
-            "framework": self.framework,
-            "launcher": self.launcher,
-            "ranks": self.ranks,
-            "precision": self.precision,
-            "folder": str(self.folder),
-            "seconds": round(self.seconds, 1),
-            "passed": self.passed,
-            "checks": [finding.as_json() for finding in self.findings],
-        }
-
-
-def choose_checks(only: Sequence[str]) -> list[Check]:
-    """Return the checks whose id is, or begins with, one of ``only``; all if it is empty.
-
-    Raises:
-        UsageError: an entry matches no check.
-    """
-    ids = [check.id for check in CHECKS]
-    for word in only:
-        if not any(check_id.startswith(word) for check_id in ids):
-            raise UsageError(f"--only {word}: no such check{hint(word, ids)}")
-    return [check for check in CHECKS if not only or any(check.id.startswith(word) for word in only)]
 
 
 def run(request: PluginTestRequest, folder: Path, *, references: Path | None = None) -> Conformance:
@@ -98,16 +64,16 @@ def run(request: PluginTestRequest, folder: Path, *, references: Path | None = N
 class _Kit:
     def __init__(self, request: PluginTestRequest, folder: Path, references: Path | None) -> None:
         self._request = request
-        self._checks = choose_checks(request.only)
+        self._checks = choose_checks(request.only, CHECKS)
         self._references = references or folder / "references"
         self._jobs = Jobs(request, folder, self._references)
-        described, provider = self._jobs.described()
+        described, provider = self._jobs.tested_backend()
         ranks = request.ranks if request.ranks is not None else (1 if described.rendezvous == "none" else RANKS)
         if ranks not in SIZES:
             raise UsageError(f"--ranks {ranks}: expected one of {', '.join(map(str, SIZES))}")
         self._ranks = ranks
         self._framework: str = described.framework
-        first = self._jobs.plan(self._jobs.tested(ranks), folder / "plan", ("--part", "checks"))
+        first = self._jobs.plan(self._jobs.tested_spec(ranks), folder / "plan", ("--part", "checks"))
         self._result = Conformance(
             backend=request.name,
             provider=provider,
@@ -121,6 +87,7 @@ class _Kit:
         began = time.monotonic()
         findings: dict[Check, Finding] = {}
         compared = [check for check in self._checks if check.id.startswith(COMPARED)]
+        # The results of solo serve all backends of a framework, so they are written once.
         if compared and not (self._references / THREADS_FILE).is_file():
             self._request.tell(f"solo on {self._framework}: what one rank learns")
             self._write_references()
@@ -151,32 +118,35 @@ class _Kit:
             self._request.tell(f"{self._result.backend}, {self._ranks} ranks: {', '.join(c.id for c in waiting)}")
             check_ids = ",".join(check.id for check in waiting)
             arguments = ("--part", "checks", "--checks", check_ids)
-            ended = self._jobs.run(self._jobs.tested(self._ranks), f"checks-{attempt}", arguments)
+            ended = self._jobs.run(self._jobs.tested_spec(self._ranks), f"checks-{attempt}", arguments)
             records = JobRecords.of(ended.run_dir, self._ranks)
             self._result.precision = rank_records.read_facts(ended.run_dir).get("precision", self._result.precision)
-            unfinished = (check for check in (LIGHT, ENTERS, *waiting, LEAVES) if not records.finished(check))
+            # Records are written check by check, so the first one without a record is that which ended the job.
+            unfinished = (check for check in (LIGHT, ENTERS, *waiting, LEAVES) if not records.is_finished(check))
             culprit = next(unfinished, LEAVES if ended.code else None)
             for check in waiting:
-                if check is not culprit and records.finished(check):
+                if check is not culprit and records.is_finished(check):
                     more = [_ports_taken(ended)] if check is LEAVES else []
                     findings.append(Finding(check=check, measures=worst_of_ranks([*records.measures(check), *more])))
             if culprit is not None:
                 findings.append(Finding(check=culprit, error=error_of(ended)))
             judged = {finding.check for finding in findings}
+            # A check that has ended its job is not tried again: the others go on in a new one.
             waiting = [check for check in waiting if check not in judged]
+            # Without ranks inside a backend there is nothing that the others could check.
             if culprit in (LIGHT, ENTERS):
                 return findings + [Finding(check=check, reason=f"{culprit.id} failed") for check in waiting]
         return findings
 
     def _one(self) -> Finding:
-        ended = self._jobs.run(self._jobs.tested(1), "one", ("--part", "one"))
+        ended = self._jobs.run(self._jobs.tested_spec(1), "one", ("--part", "one"))
         records = JobRecords.of(ended.run_dir, 1)
-        if ended.code or not records.finished(ONE):
+        if ended.code or not records.is_finished(ONE):
             return Finding(check=ONE, error=error_of(ended))
         return Finding(check=ONE, measures=worst_of_ranks(records.measures(ONE)))
 
     def _death(self) -> Finding:
-        ended = self._jobs.run(self._jobs.tested(self._ranks), "death", ("--part", "death"))
+        ended = self._jobs.run(self._jobs.tested_spec(self._ranks), "death", ("--part", "death"))
         file = ended.run_dir / DEATH_FILE
         if not file.is_file():
             return Finding(check=DIES, error=f"the job ended before a rank was killed: {error_of(ended)}")
@@ -201,7 +171,7 @@ class _Kit:
             *("evaluate.every_epochs=null", "report.plots=false", "data.workers=0"),
         )
         results = []
-        solo, tested = self._jobs.solo(self._framework, short), self._jobs.tested(self._ranks, short)
+        solo, tested = self._jobs.solo(self._framework, short), self._jobs.tested_spec(self._ranks, short)
         for name, loaded in (("task-solo", solo), ("task", tested)):
             ended = self._jobs.run(loaded, name, None)
             newest = store.newest(RunFolder(ended.run_dir).checkpoints)
@@ -221,7 +191,7 @@ class _Kit:
         return Finding(check=TASK, measures=measures)
 
 
-def _ports_taken(ended: Ended) -> Measure:
+def _ports_taken(ended: JobEnd) -> Measure:
     """Measure the ports on which the processes of a job listened and which are still in use.
 
     They are checked after the job: a port that a framework holds until its process ends (Paddle's store) is harmless.
@@ -230,13 +200,11 @@ def _ports_taken(ended: Ended) -> Measure:
     return none_of("ports still in use after the job", [str(port) for port in ports if not _is_free(port)])
 
 
-def error_of(ended: Ended) -> str:
+def error_of(ended: JobEnd) -> str:
     """Return the error that ended a job, in one or two lines."""
-    stuck = rank_records.stuck(ended.run_dir)
-    if stuck:
+    if stuck := rank_records.stuck(ended.run_dir):
         return stuck
-    found = failures.read_failures(RunFolder(ended.run_dir))
-    if found:
+    if found := failures.read_failures(RunFolder(ended.run_dir)):
         return f"rank {found[0].get('rank')}: {found[0].get('error')}"
     last = [line.strip() for line in ended.text.splitlines() if line.strip()]
     return " / ".join(last[-3:]) if ended.code else "the ranks ended early, with exit code 0"
@@ -244,6 +212,7 @@ def error_of(ended: Ended) -> str:
 
 def _is_free(port: int) -> bool:
     with socket.socket() as listener:
+        # Connections that have just ended keep a port busy for a minute without it.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             listener.bind((LOOPBACK, port))

@@ -54,6 +54,7 @@ def _train_late(session: RankSession, case: Case, *, later: bool) -> tuple[dict[
         rates = training.rates(update)
         if later:
             unread.append(optimizer.step_later(rates, [float(c.rank)], [loss]))
+            # One update is always unread, as in a job with late metrics.
             metrics += [read() for read in unread[:-1]]
             del unread[:-1]
         else:

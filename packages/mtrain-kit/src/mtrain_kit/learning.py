@@ -102,6 +102,7 @@ def _unequal(site: Site, case: Case) -> list[str]:
     model, optimizer = session.prepare(build, case.recipe(site.ranks))
     weights = training.weights_for(site.precision)
     if c.rank == c.size - 1:
+        # One number on one rank: the smallest difference that a comparison of ranks must find.
         weights["head.bias"] = weights["head.bias"] + weights["head.bias"].dtype.type(1e-3)
     try:
         session.restore(model, optimizer, State(weights=weights))
@@ -152,6 +153,7 @@ def clipped_updates(session: RankSession, precision: Precision) -> dict[str, Arr
                 optimizer.backward(model(next(batches))["total"])
         norm = optimizer.step(Rates(learning_rates=(learning_rate,)))
         after = session.state(model, optimizer).weights
+        # Running statistics move without the optimizer.
         trained = [name for name in before if "running" not in name and "tracked" not in name]
         squares = sum(float(np.square(after[n].astype(np.float64) - before[n]).sum()) for n in trained)
         norms.append(norm)
@@ -188,6 +190,7 @@ def skips_nonfinite(site: Site) -> list[Measure]:
         before = training.flat(session.state(model, optimizer))
         with optimizer.micro_batch(last=True):
             loss = model(next(batches))["total"]
+            # One rank alone: the others must learn of it from the exchange.
             poisoned = update == 2 and c.rank == c.size - 1
             optimizer.backward(loss * math.nan if poisoned else loss)
         finite.append(math.isfinite(optimizer.step(training.rates(update))))
@@ -224,6 +227,7 @@ def averages(site: Site) -> list[Measure]:
     after = infer(session, model)
     first = broadcast(c, inside)
     state = session.state(model, optimizer)
+    # A second model that is filled with the averages tells what `averaged` must compute.
     fresh, other = session.prepare(build, recipe)
     session.restore(fresh, other, State(weights={**state.weights, **state.ema}))
     expected = training.differences(infer(session, fresh), inside)["logits"]

@@ -6,22 +6,22 @@ import shutil
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from mtrain.core.checkpoint import store
 from mtrain.core.interfaces import Model
+from mtrain.core.overriding import override
 from mtrain.errors import SpecError, UsageError
 from mtrain.spec import config
 from mtrain.spec.config import Given, Loaded
 from mtrain.spec.registry import Registry
-from mtrain.spec.suggest import hint
 from mtrain.system.runfolder import RunFolder
 from mtrain_kit import kit, training
 from mtrain_kit import plugin_checks as checks
-from mtrain_kit.checks import Check, Finding, Measure, none_of, worst_of_ranks
-from mtrain_kit.jobs import Ended, PluginTestRequest, run_whole
+from mtrain_kit.checks import Check, Finding, Measure, Results, choose_checks, none_of, worst_of_ranks
+from mtrain_kit.jobs import JobEnd, PluginTestRequest, run_whole
 from mtrain_kit.plugin_partners import PER_RANK, backends_of, frameworks, partners
 from mtrain_kit.plugin_probe import MARK
 
@@ -47,6 +47,7 @@ SHORT: Mapping[str, Any] = {
     "checkpoint.keep_last": UPDATES,
     "data.workers": 0,
     "cluster.threads": 1,
+    # A plugin that fails must fail at once, and be told so.
     "cluster.max_restarts": 0,
     "cluster.nproc_per_node": 1,
     "report.tensorboard": False,
@@ -58,30 +59,17 @@ STARTS = ("plugin.enters", "collective.place", "plugin.leaves")
 
 
 @dataclass(kw_only=True)
-class PluginConformance:
-    """The results of all checks of one plugin."""
+class PluginConformance(Results):
+    """The results of all checks of one plugin that is no backend."""
 
     kind: str
     name: str
-    provider: str
-    folder: Path
-    seconds: float = 0.0
-    findings: list[Finding] = field(default_factory=list)
 
     @property
-    def passed(self) -> bool:
+    @override
+    def has_passed(self) -> bool:
         """Return whether no check failed; one that cannot be made here, for want of a framework, is no failure."""
         return all(finding.verdict != "failed" for finding in self.findings)
-
-    def as_json(self) -> dict[str, Any]:
-        """Return plain values for a JSON file."""
-        return {
-            **{key: value for key, value in asdict(self).items() if key not in ("findings", "folder")},
-            "folder": str(self.folder),
-            "seconds": round(self.seconds, 1),
-            "passed": self.passed,
-            "checks": [finding.as_json() for finding in self.findings],
-        }
 
 
 def run(kind: str, request: PluginTestRequest, folder: Path) -> PluginConformance:
@@ -90,7 +78,7 @@ def run(kind: str, request: PluginTestRequest, folder: Path) -> PluginConformanc
     Raises:
         UsageError: the plugin is unknown, or the spec around it is not complete.
     """
-    chosen = _choose_checks(kind, request.only)
+    chosen = choose_checks(request.only, checks.CHECKS[kind])
     tested = _Tested(kind, request, folder)
     began = time.monotonic()
     findings = {check: _without_files(tested.finding(check)) for check in chosen}
@@ -111,15 +99,6 @@ def _without_files(finding: Finding) -> Finding:
     return finding
 
 
-def _choose_checks(kind: str, only: Sequence[str]) -> list[Check]:
-    all_checks = checks.CHECKS[kind]
-    ids = [check.id for check in all_checks]
-    for word in only:
-        if not any(check_id.startswith(word) for check_id in ids):
-            raise UsageError(f"--only {word}: no such check{hint(word, ids)}")
-    return [check for check in all_checks if not only or any(check.id.startswith(word) for word in only)]
-
-
 class _Tested:
     """One plugin, with the jobs that were run with it so far."""
 
@@ -131,7 +110,7 @@ class _Tested:
         entry = self._loaded.registry.find(kind, self._name)
         self.provider = str(entry.provider)
         self._probed: dict[str, Any] = {}
-        self._ended: dict[str, Ended] = {}
+        self._ended: dict[str, JobEnd] = {}
 
     def finding(self, check: Check) -> Finding:
         """Make one check."""
@@ -245,10 +224,11 @@ class _Tested:
         *,
         resume: Path | None = None,
         hash_seed: str = "1",
-    ) -> Ended:
+    ) -> JobEnd:
         """Run a job in the run folder ``name``, once. ``hash_seed`` decides the order of sets of texts."""
         if name not in self._ended:
             loaded = self._load(more or {})
+            # Plugins that iterate over sets of texts differ from one start to the next.
             request = replace(self._request, environ={**self._request.environ, "PYTHONHASHSEED": hash_seed})
             run_dir = (self._folder / name).absolute()
             if resume is None:
@@ -256,7 +236,7 @@ class _Tested:
             self._ended[name] = run_whole(loaded, run_dir, request, resume=resume)
         return self._ended[name]
 
-    def _learnt(self, ended: Ended) -> dict[str, Any]:
+    def _learnt(self, ended: JobEnd) -> dict[str, Any]:
         newest = store.newest(RunFolder(ended.run_dir).checkpoints)
         if ended.code or newest is None:
             raise _JobFailed(kit.error_of(ended))
@@ -374,7 +354,7 @@ class _Tested:
                 name=backend,
                 overrides=(*chosen, f"launcher.name={self._name}"),
                 only=only,
-                tell=_silent,
+                tell=lambda text: None,  # it has ids of its own, which the caller has not asked for
             )
             findings = kit.run(request, self._folder / f"{check.id}-{backend}").findings
             failed = [finding for finding in findings if finding.verdict != "passed"]
@@ -392,10 +372,6 @@ def _runs_on(model: Model, framework: str) -> bool:
     except SpecError:
         return False
     return True
-
-
-def _silent(text: str) -> None:
-    """Say nothing: the kit for backends has ids of its own, which the caller has not asked for."""
 
 
 class _JobFailed(Exception):

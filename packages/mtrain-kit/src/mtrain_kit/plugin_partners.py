@@ -30,13 +30,14 @@ PARTNERS: Mapping[str, Mapping[str, Any]] = {
     },
 }
 """Task -> a data set and a model of mtrain with which a plugin of that task is tested, unless others are named."""
+# As the loss of YOLOv5 is published: it depends on the number of ranks.
 PER_RANK = ("detection",)
-"""Tasks with losses that are a mean over the boxes of each rank, as YOLOv5's is published: they depend on the number of
-ranks."""
+"""Tasks with losses that are a mean over the boxes of each rank."""
 BACKENDS = {"torch": "ddp", "none": "solo", "paddle": "fleet", "horovod": "horovod"}
 """Rendezvous -> the backend whose ranks a launcher of that rendezvous starts."""
+# A task is chosen by its data set and its model.
 CHOSEN_BY = {"models": "model.name", "datasets": "data.format", "launchers": "launcher.name"}
-"""Kind of plugin -> the key of a spec that chooses one. A task is chosen by its data set and its model."""
+"""Kind of plugin -> the key of a spec that chooses one."""
 
 
 def partners(kind: str, name: str, *, registry: Registry, overridden: set[str]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from mtrain.core.interfaces import Host
+from mtrain.core.interfaces import Host, Launcher
 from mtrain.core.plugin_classes import with_defaults
 from mtrain.spec import config
 from mtrain.spec.building import schema_of
@@ -213,7 +213,7 @@ class _Probe:
         ]
 
     def _launcher(self) -> Any:
-        target = with_defaults(self._registry.load("launchers", self._name), _launcher_protocol())
+        target = with_defaults(self._registry.load("launchers", self._name), Launcher)
         options = self._registry.options("launchers", self._name, self._options(), path="options")
         return self._registry.construct("launchers", self._name, target, options)
 
@@ -226,12 +226,6 @@ class _Probe:
             none_of("ranks blamed for a success", blamed),
             none_of("entries that are no pair of a rank and a status", wrong),
         ]
-
-
-def _launcher_protocol() -> type[Any]:
-    from mtrain.core.interfaces import Launcher
-
-    return Launcher
 
 
 def _launch_facts() -> dict[str, Any]:

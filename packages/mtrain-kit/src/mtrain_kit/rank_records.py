@@ -28,6 +28,7 @@ class RankRecord:
     @contextmanager
     def of(self, check: Check) -> Iterator[list[Measure]]:
         """Surround a check, which fills the list; the process ends if the check takes too long."""
+        # A rank that hangs within a library can be ended, and its place told, from a thread of C only.
         faulthandler.dump_traceback_later(self._limit_s, exit=True, file=self._stacks)
         measures: list[Measure] = []
         yield measures
@@ -49,7 +50,7 @@ class JobRecords:
         """Read the records of the job in ``run_dir``; an incomplete line is ignored."""
         return cls(ranks=[_read(_folder(run_dir) / f"rank-{rank}.jsonl") for rank in range(ranks)])
 
-    def finished(self, check: Check) -> bool:
+    def is_finished(self, check: Check) -> bool:
         """Return whether every rank has finished the check."""
         return all(check.id in measures for measures in self.ranks)
 
@@ -64,6 +65,7 @@ def _folder(run_dir: Path) -> Path:
 
 def _read(path: Path) -> dict[str, list[Measure]]:
     lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+    # A rank that was killed may leave half a line.
     entries = [json.loads(line) for line in lines if line.endswith("}")]
     return {entry["check"]: [Measure(**values) for values in entry["measures"]] for entry in entries}
 

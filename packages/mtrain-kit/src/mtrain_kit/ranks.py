@@ -35,15 +35,15 @@ from mtrain_kit.check_context import (
     Site,
     Surroundings,
     listening_ports,
-    own_id,
     processes_of,
 )
 from mtrain_kit.checks import none_of
 from mtrain_kit.rank_records import RankRecord, write_facts
 from mtrain_kit.training import BOUNDS
 
+# The ranks check what a plugin imports, so nothing may be imported before.
 OWN_PROCESSES = True
-"""Ranks are no copies of a process that has imported torch: they check what a plugin imports."""
+"""Ranks are no copies of a process that has imported torch."""
 FRAMEWORKS = ("torch", "paddle", "tensorflow", "jax", "horovod", "deepspeed")
 THREADS_FILE = "threads.json"
 
@@ -85,8 +85,6 @@ def _job(arguments: argparse.Namespace) -> Resolved:
 def _inside(job: Resolved, leave: process.Leaving) -> Iterator[RankSession]:
     """Enter the backend of ``job`` and bind its framework.
 
-    An error is reported with ``leave`` before the other ranks can notice it, because theirs follow from it.
-
     Raises:
         PluginError: The session of the backend lacks members.
     """
@@ -97,6 +95,7 @@ def _inside(job: Resolved, leave: process.Leaving) -> Iterator[RankSession]:
             bind(backend.nn, backend.ops)
             yield session
         except BaseException as error:
+            # An error is reported with ``leave`` before the other ranks can notice it, because theirs follow from it.
             leave(error)
             raise
 
@@ -119,7 +118,7 @@ def run_checks(arguments: argparse.Namespace, number: int, leave: process.Leavin
             )
             measures.append(none_of("frameworks that are missing", problems))
             site = Site(session=session, ranks=arguments.ranks, references=arguments.references)
-            ids = session.collective.all_gather(own_id())
+            ids = session.collective.all_gather(os.getpid())
             precision = site.precision
             if number == 0:
                 write_facts(arguments.run_dir, precision=precision, ports=listening_ports(processes_of(arguments.job)))

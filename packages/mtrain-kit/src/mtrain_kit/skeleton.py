@@ -34,6 +34,7 @@ def write(word: str, name: str, folder: Path | None) -> Path:
     _check(kind, name)
     distribution = f"mtrain-{name.replace('_', '-')}"
     folder = folder or Path(distribution)
+    # A link that leads nowhere does not exist, and would be written through.
     if folder.exists() or folder.is_symlink():
         raise UsageError(f"{folder}: is there already, and nothing is overwritten; name another folder with --out")
     try:
@@ -50,8 +51,7 @@ def _check(kind: str, name: str) -> None:
         raise UsageError(
             f"NAME: {name!r} given, expected a word of lower-case letters, digits and _ that begins with a letter, at most 40 long"
         )
-    taken = [entry for entry in Registry.read().names(kind) if entry.name == name]
-    if taken:
+    if taken := [entry for entry in Registry.read().names(kind) if entry.name == name]:
         raise UsageError(
             f"NAME: there is a {SINGULAR[kind]} {name!r} already, of {taken[0].provider.distribution}; choose another"
         )

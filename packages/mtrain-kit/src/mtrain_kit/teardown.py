@@ -61,5 +61,6 @@ def die(session: RankSession, folder: Path) -> None:
             with optimizer.micro_batch(last=False):
                 optimizer.backward(model(next(batches))["total"])
             (folder / DEATH_FILE).write_text(str(time.time()))
+            # No handler of a library or of Python runs, as when the kernel ends a process for lack of memory.
             signal.raise_signal(signal.SIGKILL)
         training.update_once(session, model, optimizer, batches, case, update)

@@ -90,11 +90,11 @@ def start_training(session: RankSession, recipe: Recipe, *, taught: bool = False
     """Return the network and its optimizer, at the start weights; ``taught``: it imitates another one."""
     built: list[Module] = []
 
-    def noted() -> Module:
+    def build_and_note() -> Module:
         built.append(build())
         return built[0]
 
-    model, optimizer = session.prepare(noted, recipe)
+    model, optimizer = session.prepare(build_and_note, recipe)
     if taught:  # as ``rank.teaching.attach`` does: the teacher is given to the module that ``build`` has made
         built[0].imitation = Imitation(teacher=nn.frozen(build(), teacher_weights, like=built[0]))
     session.restore(model, optimizer, State(weights=weights_for(recipe.precision)))

@@ -69,6 +69,6 @@ def _failures(conformance: Conformance | PluginConformance) -> Iterator[str]:
 def _sum(conformance: Conformance | PluginConformance) -> str:
     counts = {word: sum(finding.verdict == word for finding in conformance.findings) for word in MARKS}
     totals = ", ".join(f"{count} {word}" for word, count in counts.items() if count)
-    logs = "" if conformance.passed else f"; logs in {conformance.folder}"
+    logs = "" if conformance.has_passed else f"; logs in {conformance.folder}"
     first = "; look at the first failure first: others may follow from it" if counts["failed"] > 1 else ""
     return f"{len(conformance.findings)} checks: {totals}, in {conformance.seconds:.0f} s{logs}{first}"

@@ -24,7 +24,7 @@ def wanted(backend: str, **settings: object) -> PluginTestRequest:
 def solo_learns(folder: Path) -> Path:
     """Folder of what solo learns on torch."""
     actual = kit.run(wanted("solo", only=["learns.sgd"]), folder)
-    assert actual.passed
+    assert actual.has_passed
     return folder / "references"
 
 

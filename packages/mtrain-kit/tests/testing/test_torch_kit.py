@@ -15,7 +15,7 @@ from tests.testing.conftest import mtrain, wanted
 from mtrain.commands import main
 from mtrain_kit import kit, rank_records
 from mtrain_kit.catalogue import CHECKS
-from mtrain_kit.jobs import Ended
+from mtrain_kit.jobs import JobEnd
 
 WRONG = Path(__file__).parent / "wrong"
 
@@ -193,7 +193,7 @@ class TestWrongBackends:
 
 
 def test_a_port_that_stays_in_use_after_a_job(tmp_path: Path) -> None:
-    ended = Ended(code=0, text="", run_dir=tmp_path, job="", at=0.0)
+    ended = JobEnd(code=0, text="", run_dir=tmp_path, job="", at=0.0)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
         rank_records.write_facts(tmp_path, ports=[port])

@@ -85,8 +85,9 @@ def attach(module: Any, options: LoraOptions) -> Any:
             inject_adapter_in_model(_config(options), module, adapter_name=NAME)
     except Exception as error:  # peft raises many kinds
         raise SpecError(f"model.options.lora: peft cannot adapt the model: {error}") from error
+    # peft leaves only its own arrays trainable, so these are the names of the adapters.
     own = {name for name, parameter in module.named_parameters() if parameter.requires_grad}
-    module.register_state_dict_post_hook(_Kept(frozenset(own)))
+    module.register_state_dict_post_hook(_ModuleToSave(frozenset(own)))
     return module
 
 
@@ -110,7 +111,7 @@ def _is_in(target: str, names: Sequence[str]) -> bool:
     return any(name == target or name.endswith(f".{target}") for name in names)
 
 
-class _Kept:
+class _ModuleToSave:
     """A hook of ``state_dict`` that leaves in it what is trained, so that everything made from it holds nothing else."""
 
     def __init__(self, names: frozenset[str]) -> None:

@@ -75,6 +75,7 @@ def digest_of(folder: Path) -> str:
     total = hashlib.sha256()
     for name in sorted(places):
         place = places[name]
+        # With names and shapes, so that the same bytes in another order are another base.
         total.update(f"{name}\0{place.kind}\0{place.shape}\0".encode())
         with open_file(place.file) as content:
             content.seek(place.start)
@@ -92,6 +93,7 @@ def _places(file: Path) -> dict[str, _Place]:
     for name, entry in entries.items():
         start, end = entry["data_offsets"]
         shape = tuple(entry["shape"])
+        # A header may hold any JSON; a negative offset would read before the arrays.
         if not all(type(number) is int and number >= 0 for number in (start, end - start, *shape)):
             raise ValueError(f"{name[:80]}: no place in the file")
         places[name] = _Place(file=file, kind=str(entry["dtype"]), shape=shape, start=begin + start, end=begin + end)

@@ -27,9 +27,10 @@ class Documents:
     def __len__(self) -> int:
         return len(self.items)
 
-    def divided(self, share: float, *, seed: int) -> "tuple[Documents, Documents]":
+    def divide(self, share: float, *, seed: int) -> "tuple[Documents, Documents]":
         """Return documents for training, and ``share`` of them, at least one, for evaluation."""
         order = np.random.Generator(np.random.PCG64(seed)).permutation(len(self.items))
+        # At least one document is left on each side, whatever the share.
         count = min(max(round(share * len(order)), 1), max(len(order) - 1, 0))
         chosen = {int(place) for place in order[:count]}
         return (

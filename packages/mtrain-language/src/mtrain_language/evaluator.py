@@ -23,6 +23,7 @@ class TokenEvaluator:
     def add(self, batch: HostBatch, predictions: Sequence[Any]) -> None:
         """Add (sum of losses, number of labels, number of right ones) of each row of a micro batch."""
         for index, row in zip(batch["index"], predictions, strict=True):
+            # Ranks fill up their last batch with rows that others have: each row counts once.
             self._rows.setdefault(int(index), row)
 
     def partial(self) -> dict[int, tuple[float, int, int]]:
@@ -33,6 +34,7 @@ class TokenEvaluator:
         """Return the metrics from the rows of all ranks."""
         union = {index: row for partial in partials for index, row in partial.items()}
         count = sum(row[1] for row in union.values())
+        # fsum does not depend on the order, so the number of ranks changes no digit.
         loss = math.fsum(row[0] for row in union.values()) / count
         right = sum(row[2] for row in union.values()) / count
         perplexity = math.exp(loss) if loss < 700 else math.inf

@@ -89,14 +89,12 @@ def longest(entries: Mapping[str, Any]) -> Any:
 
 def _check_parts(folder: Path, places: Mapping[str, Any]) -> None:
     """Refuse a folder whose index names files that are missing, lie elsewhere, or are none of safetensors, which torch would unpickle."""
-    odd = sorted({str(name) for name in places.values() if not _ONE_FILE.fullmatch(str(name))})
-    if odd:
+    if odd := sorted({str(name) for name in places.values() if not _ONE_FILE.fullmatch(str(name))}):
         raise SpecError(
             f"model.options.path: {folder}: {INDEX} names {ascii(odd[0])[:80]}, and only .safetensors in the folder itself are read; "
             "convert them (load with transformers, then save_pretrained), or set from_scratch: true to start from random ones"
         )
-    missing = sorted({str(name) for name in places.values() if not (folder / str(name)).is_file()})
-    if missing:
+    if missing := sorted({str(name) for name in places.values() if not (folder / str(name)).is_file()}):
         raise SpecError(
             f"model.options.path: {folder}: {len(missing)} files of weights that {INDEX} names are not there: "
             f"{', '.join(missing[:SHOWN])}; copy the whole folder"
@@ -135,8 +133,7 @@ def check_loaded(told: Mapping[str, Any], *, path: str) -> None:
     Raises:
         PluginError: Some are missing.
     """
-    missing = sorted(str(name) for name in told.get("missing_keys", ()))
-    if missing:
+    if missing := sorted(str(name) for name in told.get("missing_keys", ())):
         raise PluginError(
             f"model.options.path: {path}: {len(missing)} arrays of the model are not in its weights, and would start at random: "
             f"{', '.join(missing[:SHOWN])}; give the folder of the whole causal language model, or set from_scratch: true"

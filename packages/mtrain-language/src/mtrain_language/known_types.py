@@ -53,6 +53,7 @@ def _table(file: str, name: str) -> Mapping[str, Any] | None:
     try:
         text = read_bytes(Path(spec.origin).parent / "models" / "auto" / file, limit=MAX_OWN_BYTES)
         for node in ast.parse(text).body:
+            # The table is read as text: importing it would import torch.
             match node:
                 case ast.Assign(targets=[ast.Name(id=found)], value=ast.Call(args=[pairs])) if found == name:
                     return dict(ast.literal_eval(pairs))

@@ -11,16 +11,15 @@ IN_TURN = "HF_DEACTIVATE_ASYNC_LOAD"
 
 @contextmanager
 def array_by_array() -> Iterator[None]:
-    """Have transformers read one array after the other, and not map the files, while inside.
-
-    Its threads would read the whole model ahead, and pages of a mapped file count as memory of the process: both would be
-    there on each rank, however many share the model. A release that opens files in another way does so here too.
-    """
+    """Have transformers read one array after the other, and not map the files, while inside."""
     from transformers import modeling_utils
 
     former, opened = os.environ.get(IN_TURN), vars(modeling_utils).get("safe_open")
+    # transformers' threads would read the whole model ahead, and pages of a mapped file count as memory of the process:
+    # both would be there on each rank, however many share the model.
     os.environ[IN_TURN] = "1"
     if opened is not None:
+        # A release that opens files in another way has no such name, and reads as it does.
         vars(modeling_utils)["safe_open"] = partial(_open, opened)
     try:
         yield

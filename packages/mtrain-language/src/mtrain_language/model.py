@@ -93,14 +93,14 @@ class HuggingFaceModel(Model):
     def prepare_task(self, task: Task, statistics: Mapping[str, Any]) -> Task:
         """Return ``task``, which has what is known of the tokens in its details, with the digest of an adapter's base.
 
-        The folder is checked as far as files say without transformers, because this runs before a job's folder is made.
-
         Raises:
             SpecError: The model cannot be read, or does not fit the tokens; or there are no weights for adapters.
             UsageError: peft is not installed.
         """
         entries = dict(self.options.config)
         if self.options.path is not None:
+            # Without transformers, as far as files say: this runs before a job's folder is made, in a process without
+            # torch.
             entries = folders.read_config(self.options.path, from_scratch=self.options.from_scratch) | entries
             adapters.refuse_folder(self.folder())
         folders.check_typed(entries, path=self._where())
@@ -147,12 +147,14 @@ class HuggingFaceModel(Model):
         if self.options.lora is not None:
             adapters.check_installed()
             self.check_resumed({BASE: self.digest}, {BASE: task.details.get(BASE, self.digest)})
+            # Each host reads its own copy of the base, and nobody exchanges it.
             if differing(collective, self.digest):
                 raise DataError(
                     f"model.options.path: {self.options.path}: the ranks have read different weights; give every host the "
                     "same files"
                 )
         module = network.adapt(self.module(config), path=self._where())
+        # A configuration with sizes of 0 makes a model that computes, and learns nothing.
         if not any(parameter.numel() for parameter in module.parameters()):
             raise SpecError(f"model.options: {self._where()}: has no parameter to train; give sizes above 0")
         network.check_sees_its_own_past_only(module, path=self._where(), vocabulary=config.vocab_size)
@@ -192,8 +194,10 @@ class HuggingFaceModel(Model):
         adapters.refuse_folder(folder)
         try:
             if folder is None or self.options.from_scratch or not weight_files(folder):
+                # A configuration of a few bytes may ask for more memory than there is.
                 with bounded_growth(memory_limit()):
                     module = library.from_config(config, attn_implementation=self.options.attention)
+                # Masters are float32, whatever the type in which a configuration makes weights.
                 return module.float()
             with array_by_array():
                 module, told = library.from_pretrained(
@@ -202,6 +206,7 @@ class HuggingFaceModel(Model):
                     attn_implementation=self.options.attention,
                     use_safetensors=True,
                     local_files_only=True,
+                    # A folder may name code of its own, which is not run.
                     trust_remote_code=False,
                     dtype="float32",
                     output_loading_info=True,
@@ -237,6 +242,7 @@ class HuggingFaceModel(Model):
             stored: dict[str, Any] = {}
             if self.options.path is not None:
                 stored = entries_for_transformers(self.options.path)
+            # The tokenizer decides only what neither the folder nor the options say.
             own = {"vocab_size": vocabulary, "bos_token_id": None, "eos_token_id": end}
             entries = {**own, **stored, **given}
             folders.check_typed(entries, path=self._where())

@@ -59,7 +59,9 @@ def check_sees_its_own_past_only(module: Any, *, path: str, vocabulary: int) -> 
         SpecError: It sees what it should not; what it would learn is worth nothing.
     """
     rows = np.tile((7 * np.arange(2 * _CHECKED) + 3) % vocabulary, (3, 1))
+    # Only the last token differs: what stands before it must not see it.
     rows[1, -1] = (rows[1, -1] + 1) % vocabulary
+    # Only the first document differs: the second one must not see it.
     rows[2, 0] = (rows[2, 0] + 1) % vocabulary
     weight = next(iter(module.parameters()))
     tokens = ops.asarray(rows, like=weight, dtype="int64")
@@ -109,6 +111,7 @@ def _nll(logits_BLV: Any, labels_BL: Any, asked: Likelihoods) -> tuple[Any, Any]
     It is computed in float32, or in float64 where the model is.
     """
     if ops.dtype(logits_BLV) != "float64":
+        # A sum of thousands of exponentials loses digits in bfloat16.
         logits_BLV = ops.astype(logits_BLV, "float32")
     known_BL = labels_BL != NONE
     nll_BL = asked.nll(logits_BLV, ops.where(known_BL, labels_BL, ops.zeros_like(labels_BL)))

@@ -16,8 +16,9 @@ from mtrain_language.chat import ChatTemplate
 from mtrain_language.documents import Document
 from mtrain_language.tokens import Tokenizer
 
+# Losses of other libraries leave out the same number, so labels can be handed to them.
 NONE = -100
-"""Label of a token after which nothing is learned. Losses of other libraries leave out the same number."""
+"""Label of a token after which nothing is learned."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -66,11 +67,13 @@ def pack(
     kept = count * length
     begins = np.zeros(len(tokens), dtype=bool)
     begins[starts] = True
+    # What stands before the beginning of a row is not there, so positions count anew.
     begins[0:kept:length] = True
     places = np.arange(kept)
     positions = places - np.maximum.accumulate(np.where(begins[:kept], places, 0))
     shape = (count, length)
     rows = labels[:kept].reshape(shape)
+    # A row without a label would be a batch without a loss.
     learned = (rows != NONE).any(axis=1)
     if not learned.any():
         raise DataError("data: no document has a token to learn; a text has at least two tokens, or follows a prompt")
@@ -92,11 +95,13 @@ def _stream(
     lengths = []
     texts = [_texts(document, template) for document in documents]
     if template is not None:
+        # The process that renders holds memory, which training needs.
         template.close()
     encoded = iter(tokenizer.encode_all([text for pieces in texts for text, _ in pieces]))
     for document, pieces in zip(documents, texts, strict=True):
         tokens, learned = _join(document, [(next(encoded), learned) for _, learned in pieces], end=tokenizer.end)
         label = np.full(len(tokens), NONE, np.int32)
+        # The label is the next token, so that the last token of a document has none.
         label[:-1] = np.where(learned[1:], tokens[1:], NONE)
         parts.append(tokens)
         targets.append(label)

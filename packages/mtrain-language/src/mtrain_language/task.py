@@ -60,7 +60,7 @@ class LanguageTask(TaskBase):
     @classmethod
     @override
     def divided(cls, data: Any, read_all: Callable[[], Any]) -> tuple[Any, Any] | None:
-        return None if data.split is None else read_all().divided(data.split, seed=data.split_seed)
+        return None if data.split is None else read_all().divide(data.split, seed=data.split_seed)
 
     @classmethod
     @override
@@ -135,6 +135,7 @@ class LanguageTask(TaskBase):
         sources = {}
         if self._training:
             order = Shuffled(len(rows["train"]), global_batch=train.batch_size, seed=train.seed)
+            # Only training shuffles; an evaluation takes each row once, in its order.
             sources["train"] = RowSource(rows["train"], order=order)
         if self._scored:
             sources["val"] = RowSource(rows["val"])
@@ -148,6 +149,7 @@ class LanguageTask(TaskBase):
             DataError: They have not.
         """
         mine = {name: source.fingerprint for name, source in self._sources.items()}
+        # Ranks tokenise by themselves: another version of a library, or another file, gives other rows.
         if len({tuple(sorted(each.items())) for each in collective.all_gather(mine)}) > 1:
             raise DataError(
                 "data: the ranks have read different texts or tokens; give every host the same files, the same "

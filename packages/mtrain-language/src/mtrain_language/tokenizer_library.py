@@ -17,6 +17,7 @@ def open_tokenizer(path: str | Path) -> Any:
     from tokenizers import Tokenizer
 
     found: Any = Tokenizer.from_str(read_bytes(Path(path), limit=MAX_BYTES).decode("utf-8"))
+    # Files of published models often cut at the length that they were trained with.
     found.no_truncation()
     found.no_padding()
     return found

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,55 +28,29 @@ _USUAL_ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|im_end|>"
 """Tokens that end a document in the tokenizers of published models, for files that do not name theirs."""
 
 
-class Tokenizer(Protocol):
-    """Turns text into tokens and back."""
-
-    @property
-    def size(self) -> int:
-        """Number of different tokens."""
-        ...
-
-    @property
-    def end(self) -> int:
-        """The token after each document."""
-        ...
-
-    def encode(self, text: str) -> Tokens:
-        """Return the tokens of a text, int32 (T,), without one that begins or ends it."""
-        ...
-
-    def encode_all(self, texts: Sequence[str]) -> list[Tokens]:
-        """Return the tokens of each text."""
-        ...
-
-    def decode(self, tokens: Sequence[int]) -> str:
-        """Return the text of tokens; what is no text becomes a replacement character."""
-        ...
-
-
 class Bytes:
     """A tokenizer that needs no file: token ``b`` is the byte ``b`` of UTF-8, and 256 ends a document."""
 
     @property
     def size(self) -> int:
-        """See ``Tokenizer.size``."""
+        """Number of different tokens."""
         return 257
 
     @property
     def end(self) -> int:
-        """See ``Tokenizer.end``."""
+        """The token after each document."""
         return 256
 
     def encode(self, text: str) -> Tokens:
-        """See ``Tokenizer.encode``."""
+        """Return the tokens of a text, int32 (T,), without one that begins or ends it."""
         return np.frombuffer(text.encode("utf-8", errors="replace"), np.uint8).astype(np.int32)
 
     def encode_all(self, texts: Sequence[str]) -> list[Tokens]:
-        """See ``Tokenizer.encode_all``."""
+        """Return the tokens of each text."""
         return list(map(self.encode, texts))
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """See ``Tokenizer.decode``."""
+        """Return the text of tokens; what is no text becomes a replacement character."""
         return bytes(token for token in tokens if token < self.end).decode("utf-8", errors="replace")
 
 
@@ -105,6 +79,7 @@ class FromFile:
 
     def _ask_tokenizer(self, method: str, *arguments: Any, texts: Sequence[bytes] = ()) -> tuple[Any, list[bytes]]:
         size = sum(map(len, texts))
+        # Long texts may take long; a short one that takes long is meant to.
         limit, seconds = limit_of(size), _SECONDS + size // _BYTES_PER_S
         try:
             return self._process.call(method, *arguments, payloads=texts, limit_bytes=limit, seconds=seconds)
@@ -144,11 +119,11 @@ class FromFile:
         return found
 
     def encode(self, text: str) -> Tokens:
-        """See ``Tokenizer.encode``."""
+        """Return the tokens of a text, int32 (T,), without one that begins or ends it."""
         return self.encode_all([text])[0]
 
     def encode_all(self, texts: Sequence[str]) -> list[Tokens]:
-        """See ``Tokenizer.encode_all``."""
+        """Return the tokens of each text."""
         found: list[Tokens] = []
         for part in _parts(texts):
             lengths, (content,) = self._ask_tokenizer("encode", texts=part)
@@ -157,8 +132,11 @@ class FromFile:
         return found
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """See ``Tokenizer.decode``."""
+        """Return the text of tokens; what is no text becomes a replacement character."""
         return str(self._ask_tokenizer("decode", [int(token) for token in tokens])[0])
+
+
+Tokenizer: TypeAlias = Bytes | FromFile
 
 
 def _parts(texts: Sequence[str]) -> Iterator[list[bytes]]:

@@ -23,6 +23,7 @@ def write_model(folder: Path, arrays: Mapping[str, Array], *, max_bytes: float) 
     former = {
         file.name for file in folder.iterdir() if file.name in (WEIGHTS, INDEX) or _ONE_OF_SEVERAL.fullmatch(file.name)
     }
+    # A kill from here on leaves no index that names files of two models.
     (folder / INDEX).unlink(missing_ok=True)
     for name, of_file in files.items():
         write_arrays(folder / name, of_file)

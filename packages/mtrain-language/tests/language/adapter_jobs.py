@@ -73,7 +73,7 @@ def plain_loop(here: Path) -> tuple[list[float], dict[str, torch.Tensor]]:
     from transformers import GPT2LMHeadModel
 
     documents = TextFiles(TextOptions(text="a", prompt="q")).read(SplitRequest(split="all", root=here / "texts"))
-    rows = pack(documents.divided(0.2, seed=0)[0].items, Bytes(), length=24)
+    rows = pack(documents.divide(0.2, seed=0)[0].items, Bytes(), length=24)
     order = Shuffled(len(rows), global_batch=12, seed=5)
     torch.manual_seed(5)
     base = GPT2LMHeadModel.from_pretrained(here / "base", attn_implementation="eager")

@@ -92,10 +92,10 @@ def test_perplexity_counts_each_row_once_and_each_token_alike():
 
 def test_a_share_of_documents_is_held_back_and_none_is_in_both_splits():
     documents = Documents([Document(str(number)) for number in range(50)])
-    train, val = documents.divided(0.1, seed=0)
+    train, val = documents.divide(0.1, seed=0)
     assert len(val) == 5
     assert sorted(int(item.text) for item in [*train.items, *val.items]) == list(range(50))
-    assert documents.divided(0.1, seed=1)[1].items != val.items
+    assert documents.divide(0.1, seed=1)[1].items != val.items
 
 
 def read(root, split="train", **options):

@@ -54,7 +54,7 @@ def plain_losses(folder: Path, updates: int) -> list[float]:
     from transformers import GPT2Config, GPT2LMHeadModel
 
     documents = TextFiles(TextOptions(text="a", prompt="q")).read(SplitRequest(split="all", root=folder / "texts"))
-    rows = pack(documents.divided(0.2, seed=0)[0].items, Bytes(), length=24)
+    rows = pack(documents.divide(0.2, seed=0)[0].items, Bytes(), length=24)
     order = Shuffled(len(rows), global_batch=12, seed=5)
     assert len({*rows.counts.tolist()}) > 3, "rows of equal counts would not show how tokens are weighted"
     torch.manual_seed(5)

@@ -75,7 +75,7 @@ def test_peft_reads_the_adapters_of_a_mesh(folder: Path, mesh: str) -> None:
     assert exported.returncode == 0, exported.stdout + exported.stderr
     loaded, expected = _loaded_by_peft(folder, folder / f"adapters-{name}"), _model_of_mtrain(folder, name)
     documents = TextFiles(TextOptions(text="a", prompt="q")).read(SplitRequest(split="all", root=folder / "texts"))
-    rows = pack(documents.divided(0.2, seed=0)[1].items, Bytes(), length=24)
+    rows = pack(documents.divide(0.2, seed=0)[1].items, Bytes(), length=24)
     tokens, positions, labels = (torch.from_numpy(x).long() for x in (rows.tokens, rows.positions, rows.labels))
     asked = {"input_ids": tokens, "position_ids": positions, "use_cache": False}
     logits = loaded(**asked).logits

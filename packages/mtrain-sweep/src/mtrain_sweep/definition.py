@@ -114,8 +114,7 @@ def fit_space(parameters: Sequence[Parameter], loaded: "Loaded") -> tuple[Parame
     Raises:
         SpecError: a key is unknown or a value is not allowed; a line for each mistake.
     """
-    own = [one for one in parameters if one.name.partition(".")[0] == "report"]
-    if own:
+    if own := [one for one in parameters if one.name.partition(".")[0] == "report"]:
         raise SpecError(
             [f"{one.origin}: {one.name}: each trial has a report of its own; search another value" for one in own]
         )
@@ -200,8 +199,7 @@ def difference(old: SweepDefinition, new: SweepDefinition) -> str:
             return f"{name}: {getattr(old, name)} before, {getattr(new, name)} now"
     hidden = {"origin"}
     spaces = [{one.name: one.model_dump(exclude=hidden) for one in definition.parameters} for definition in (old, new)]
-    changed = sorted({name for name in (*spaces[0], *spaces[1]) if spaces[0].get(name) != spaces[1].get(name)})
-    if changed:
+    if changed := sorted({name for name in (*spaces[0], *spaces[1]) if spaces[0].get(name) != spaces[1].get(name)}):
         return f"the search space of {', '.join(changed)}"
     before, now = (dict(_flat(json.loads(json.dumps(one.base)))) for one in (old, new))
     try:

@@ -23,6 +23,7 @@ def shares(definition: SweepDefinition, *, jobs: int, environ: Mapping[str, str]
     """
     numbers = definition.base["cluster"].get("devices")
     on_cpu = definition.base["backend"].get("options", {}).get("device") == CPU
+    # One trial at a time has all GPUs, as a job of its own.
     if jobs < 2 or on_cpu:
         return ()
     seen = visible(environ, dev) if numbers is None else [str(number) for number in numbers]

@@ -8,7 +8,7 @@ import contextlib
 import fcntl
 import os
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
@@ -30,7 +30,7 @@ STUDY = "mtrain"
 MAGIC = b"SQLite format 3\0"
 REASON, UPDATE, SECONDS = "reason", "update", "seconds"
 """What the journal notes about a trial that has ended."""
-REMEDY = "`mtrain sweep --resume --out FOLDER` reads the trials from their folders again"
+REMEDY = "put a copy of it there, or begin another sweep: each run in trials/ is whole, and goes on by itself"
 UNREADABLE = ("database is locked", "unable to open", "readonly database", "disk is full", "disk I/O error")
 """What SQLite says of a file that may be whole."""
 SIDECARS = ("", "-journal", "-wal", "-shm")
@@ -41,16 +41,11 @@ FAILURES = (OperationalError, StorageInternalError)
 """What Optuna raises where the file cannot be written to."""
 
 
-class DamagedError(UsageError):
-    """The file of a journal cannot be read as one."""
-
-
 class Journal:
     """The trials of a sweep.
 
     Raises:
-        DamagedError: the file is not a journal.
-        UsageError: there is none, or it cannot be read now.
+        UsageError: there is none, it is damaged, or it cannot be read now.
     """
 
     def __init__(self, folder: Path, *, direction: Direction | None = None) -> None:
@@ -58,12 +53,13 @@ class Journal:
         self.file = folder / FILE
         if self.file.is_symlink():  # SQLite would write where it leads
             raise UsageError(f"{self.file}: is a link; put the file there in its place")
-        if direction is not None and not self.file.exists():
+        # A new journal would begin with trial 0 again, in the folder that another trial has.
+        if direction is not None and not self.file.exists() and not any(folder.glob("specs/*.yml")):
             _make(self.file, direction)
         if not self.file.is_file():
             raise UsageError(f"{folder}: has no {FILE}; the sweep has not begun, or its journal was removed: {REMEDY}")
         if not _looks_like_sqlite(self.file):
-            raise DamagedError(f"{self.file}: is no SQLite file; the journal of this sweep is damaged: {REMEDY}")
+            raise UsageError(f"{self.file}: is no SQLite file; the journal of this sweep is damaged: {REMEDY}")
         try:
             self._storage = _storage(self.file)
             _refuse_broken_pages(self._storage)
@@ -74,7 +70,7 @@ class Journal:
             reason = (str(error).splitlines() or [""])[0]
             if any(word in reason for word in UNREADABLE):
                 raise UsageError(f"{self.file}: cannot be read now ({reason}); try again") from error
-            raise DamagedError(
+            raise UsageError(
                 f"{self.file}: cannot be read as a journal ({reason}); it is damaged, or of another program: {REMEDY}"
             ) from error
 
@@ -109,33 +105,6 @@ class Journal:
         return self._storage.get_trial_id_from_study_id_trial_number(self._study, number)
 
 
-def open_journal(folder: Path, *, direction: Direction, tell: Callable[[str], None]) -> Journal:
-    """Open the journal of a sweep that runs; make an empty one in place of one that is damaged, which is kept.
-
-    Raises:
-        UsageError: the file cannot be read now.
-    """
-    try:
-        journal = Journal(folder, direction=direction)
-    except DamagedError as error:
-        kept = _set_aside(folder / FILE)
-        tell(f"{str(error).partition(': `')[0]}; it is kept as {kept.name}")
-        journal = Journal(folder, direction=direction)
-    if not journal.trials() and any(folder.glob("specs/*.yml")):
-        tell("the journal has no trials: they are read from their folders again")
-    return journal
-
-
-def _set_aside(file: Path) -> Path:
-    """Give a damaged journal another name, with the files that SQLite would take for those of the next one."""
-    taken = len(list(file.parent.glob(f"{file.name}.damaged-*")))
-    kept = file.with_name(f"{file.name}.damaged-{taken + 1}")
-    for ending in SIDECARS:
-        with contextlib.suppress(FileNotFoundError):
-            file.with_name(file.name + ending).rename(kept.with_name(kept.name + ending))
-    return kept
-
-
 def _refuse_broken_pages(storage: RDBStorage) -> None:
     """Look at all pages of the file: reading the trials alone may not touch those that are lost.
 
@@ -144,6 +113,7 @@ def _refuse_broken_pages(storage: RDBStorage) -> None:
     """
     with storage.engine.connect() as connection:
         kinds = connection.exec_driver_sql("SELECT DISTINCT type FROM sqlite_master").scalars().all()
+        # SQLite reads only the pages that a query needs, and would miss a damaged one.
         found = connection.exec_driver_sql("PRAGMA quick_check(1)").scalar()
     if found != "ok" or not {"table", "index"}.issuperset(kinds):  # a view may have rows without end
         raise ValueError(str(found) if found != "ok" else f"it has a {' and a '.join(kinds)}")
@@ -170,6 +140,7 @@ def _make(file: Path, direction: Direction) -> None:
 
 
 def _storage(file: Path) -> RDBStorage:
+    # Optuna logs each trial to the terminal, where the sweep has lines of its own.
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

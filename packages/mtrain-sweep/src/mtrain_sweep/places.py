@@ -5,7 +5,7 @@ from pathlib import Path
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class TrialFiles:
     """The files of one trial."""
 
     sweep: Path

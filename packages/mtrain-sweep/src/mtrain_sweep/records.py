@@ -20,7 +20,7 @@ class Score(NamedTuple):
     value: float
 
 
-class Records:
+class TrialRecords:
     """Follows the evaluations of one run, whether it grows, has ended or is resumed."""
 
     def __init__(self, run_dir: Path, definition: SweepDefinition) -> None:

@@ -10,10 +10,7 @@ from mtrain.spec import remedies
 from mtrain.spec.calls import explain_calls
 
 if TYPE_CHECKING:
-    from optuna.trial import FrozenTrial
     from pandas import DataFrame
-
-    from mtrain_sweep.definition import SweepDefinition
 
 
 State = Literal["done", "pruned", "failed", "unfinished"]
@@ -76,14 +73,14 @@ class SweepResult:
         return DataFrame([{**{name: getattr(trial, name) for name in fixed}, **trial.params} for trial in self.trials])
 
 
-def result_of(
-    folder: Path, definition: "SweepDefinition", trials: "Sequence[FrozenTrial]", reason: Reason
-) -> SweepResult:
-    """Return the trials of a journal as a result."""
+def result_in(folder: Path | None, reason: Reason = "unknown") -> SweepResult:
+    """Return the sweep in ``folder``, which may still run; None: the newest one."""
+    from mtrain_sweep import starting
     from mtrain_sweep.journal import REASON, SECONDS, UPDATE
-    from mtrain_sweep.places import Place
+    from mtrain_sweep.places import TrialFiles
     from mtrain_sweep.table import STATES, best_trial
 
+    found = starting.open_sweep(folder)
     rows = [
         SweepTrial(
             number=trial.number,
@@ -91,29 +88,21 @@ def result_of(
             value=trial.value,
             update=trial.user_attrs.get(UPDATE),
             params=dict(trial.params),
-            run_dir=Place(folder, trial.number).run_dir,
+            run_dir=TrialFiles(found.folder, trial.number).run_dir,
             reason=trial.user_attrs.get(REASON) or "",
             seconds=trial.user_attrs.get(SECONDS),
         )
-        for trial in trials
+        for trial in found.trials
     ]
-    best = best_trial(definition, trials)
+    best = best_trial(found.definition, found.trials)
     return SweepResult(
-        folder=folder,
-        metric=definition.metric,
-        direction=definition.direction,
+        folder=found.folder,
+        metric=found.definition.metric,
+        direction=found.definition.direction,
         trials=rows,
         best=None if best is None else rows[best.number],
         reason=reason,
     )
-
-
-def opened(folder: Path | None, reason: Reason = "unknown") -> SweepResult:
-    """Return the sweep in ``folder``, which may still run; None: the newest one."""
-    from mtrain_sweep import starting
-
-    found = starting.open_sweep(folder)
-    return result_of(found.folder, found.definition, found.trials, reason)
 
 
 @explain_calls
@@ -123,7 +112,7 @@ def open_sweep(folder: str | os.PathLike[str] | None) -> SweepResult:
     Raises:
         UsageError: it is not the folder of a sweep, or its files are damaged.
     """
-    return opened(None if folder is None else Path(folder).absolute())
+    return result_in(None if folder is None else Path(folder).absolute())
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

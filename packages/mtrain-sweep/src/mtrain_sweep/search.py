@@ -16,17 +16,17 @@ from mtrain.spec.yaml_reader import dump
 from mtrain.system import disk, placement, runfolder
 from mtrain.system.processes import Requests
 from mtrain_sweep import journal as journals
-from mtrain_sweep import outputs, recovered
+from mtrain_sweep import outputs
 from mtrain_sweep.definition import SweepDefinition
 from mtrain_sweep.gpus import Shares
 from mtrain_sweep.journal import REASON, SECONDS, UPDATE, Journal
-from mtrain_sweep.places import Place
+from mtrain_sweep.places import TrialFiles
 from mtrain_sweep.proposals import judge, propose
-from mtrain_sweep.records import Records, Score, best
+from mtrain_sweep.records import Score, TrialRecords, best
 from mtrain_sweep.request import SweepRequest
 from mtrain_sweep.sharing import Copies, copies_for
 from mtrain_sweep.table import shown_params
-from mtrain_sweep.trial_jobs import Ended, LocalJob, QueuedTrial, TrialJob, caller_without_values
+from mtrain_sweep.trial_jobs import LocalJob, QueuedTrial, TrialEnd, TrialJob, caller_without_values
 
 POLL_S = 0.2
 RESTARTS = 3
@@ -52,7 +52,7 @@ class SweepPlan:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Verdict:
+class SweepVerdict:
     """How a sweep ended."""
 
     reason: Reason
@@ -66,8 +66,8 @@ class _Running:
     """A trial that runs now, or is about to."""
 
     trial: FrozenTrial
-    place: Place
-    records: Records
+    place: TrialFiles
+    records: TrialRecords
     slot: int = 0
     """Which of the trials at the same time it is, from 0: the lowest number that no other one has."""
     job: TrialJob | None = None
@@ -83,7 +83,7 @@ class _Running:
         return self.trial.number
 
 
-def run(plan: SweepPlan) -> Verdict:
+def run(plan: SweepPlan) -> SweepVerdict:
     """Run a sweep to its end, or go on with it. Must be called from the main thread, which receives signals.
 
     Raises:
@@ -93,8 +93,7 @@ def run(plan: SweepPlan) -> Verdict:
     with journals.own_folder(plan.folder), contextlib.chdir(plan.definition.folder), Requests() as requests:
         plan.request.tell(f"sweep folder: {plan.folder}")
         try:
-            journal = journals.open_journal(plan.folder, direction=plan.definition.direction, tell=plan.request.tell)
-            with contextlib.closing(journal):
+            with contextlib.closing(Journal(plan.folder, direction=plan.definition.direction)) as journal:
                 with contextlib.closing(_Sweep(plan, journal, requests)) as sweep:
                     verdict = sweep.run()
                 outputs.write(plan.folder, plan.definition, journal.trials())
@@ -134,7 +133,7 @@ class _Sweep:
         if self._copies is not None:
             self._copies.close()
 
-    def run(self) -> Verdict:
+    def run(self) -> SweepVerdict:
         try:
             while True:
                 for running in list(self._running):
@@ -156,32 +155,27 @@ class _Sweep:
         while len(self._running) < self._request.jobs and self._failures < self._request.max_failures:
             trials = self._journal.trials()
             active = {running.number for running in self._running}
+            # Trials of an earlier process come first, so that a killed sweep proposes the same values as a whole one.
             waiting = [trial for trial in trials if trial.state == TrialState.RUNNING and trial.number not in active]
             if waiting:
                 self._begin(waiting[0])
             elif len(trials) < self._definition.trials:
-                number = self._journal.add(self._next(trials))
+                number = self._journal.add(propose(self._definition, trials, len(trials)))
                 self._begin(self._journal.trials()[number])
             else:
                 return
             if self._requests.any():
                 return
 
-    def _next(self, trials: list[FrozenTrial]) -> FrozenTrial:
-        """Return a new trial: as it is in the folder if the journal has lost it, else as the sampler proposes it."""
-        trial = propose(self._definition, trials, len(trials))
-        place = Place(self._plan.folder, len(trials))
-        return recovered.as_in_folder(trial, place, self._definition, tell=self._request.tell)
-
     def _begin(self, trial: FrozenTrial) -> None:
-        place = Place(self._plan.folder, trial.number)
+        place = TrialFiles(self._plan.folder, trial.number)
         taken = {running.slot for running in self._running}
         slot = next(slot for slot in range(self._request.jobs) if slot not in taken)
-        running = _Running(trial=trial, place=place, records=Records(place.run_dir, self._definition), slot=slot)
+        running = _Running(trial=trial, place=place, records=TrialRecords(place.run_dir, self._definition), slot=slot)
         self._running.append(running)
         self._judge(running)  # of an earlier process of this sweep
         if running.pruned is not None or running.records.is_done():
-            self._finish(running, Ended(code=0))
+            self._finish(running, TrialEnd(code=0))
             return
         self._request.tell(f"trial {trial.number}: {shown_params(trial.params)}")
         self._start(running)
@@ -191,7 +185,7 @@ class _Sweep:
             running.job = self._job(running)
         except (MtrainError, OSError) as error:
             reason = (path_problem(error) or str(error)).replace("\n", "; ")
-            self._finish(running, Ended(code=2, reason=reason))
+            self._finish(running, TrialEnd(code=2, reason=reason))
 
     def _job(self, running: _Running) -> TrialJob:
         place = running.place
@@ -200,6 +194,7 @@ class _Sweep:
         loaded = self._definition.trial_spec(running.trial.params, report=report, gpus=gpus)
         for folder in (place.spec.parent, place.log.parent, place.runs):
             make_folder(folder)
+        # A trial is an ordinary job of a file, which anybody can start again by hand.
         write_text(place.spec, dump(loaded.values))
         if self._plan.queued:
             return QueuedTrial(place, loaded)
@@ -237,9 +232,9 @@ class _Sweep:
                 return True
         return False
 
-    def _end_trial(self, running: _Running, ended: Ended) -> None:
+    def _end_trial(self, running: _Running, ended: TrialEnd) -> None:
         if running.pruned is not None or running.records.is_done():
-            self._finish(running, Ended(code=0))
+            self._finish(running, TrialEnd(code=0))
         elif self._requests.any() and ended.code in (0, 130, 143):
             self._running.remove(running)
             updates = runfolder.read_summary(running.place.run_dir).get("updates")
@@ -253,7 +248,7 @@ class _Sweep:
         else:
             self._finish(running, ended)
 
-    def _finish(self, running: _Running, ended: Ended) -> None:
+    def _finish(self, running: _Running, ended: TrialEnd) -> None:
         """Note how a trial has ended.
 
         Raises:
@@ -270,6 +265,7 @@ class _Sweep:
         if ended.code == 0 and score is None:
             reason = f"{self._definition.metric} was never a finite number" if scores else "it made no evaluation"
         if ended.code != 0 or (score is None and running.pruned is None):
+            # In a row: one bad choice of values is a result, three of them a mistake in the spec.
             self._failures, self._last_reason = self._failures + 1, reason
             self._journal.end(running.number, TrialState.FAIL, notes={**notes, REASON: reason})
             self._request.tell(f"trial {running.number}: failed: {reason}")
@@ -306,23 +302,23 @@ class _Sweep:
                 while running.job is not None and running.job.poll() is None and self._requests.count < 2:
                     time.sleep(POLL_S)
 
-    def _verdict(self) -> Verdict:
+    def _verdict(self) -> SweepVerdict:
         go_on = _go_on(self._plan)
         if self._requests.first is not None:
-            return Verdict(
+            return SweepVerdict(
                 reason="interrupted", code=EXIT_CODES[self._requests.first], text=f"ended, trials are saved; {go_on}"
             )
         if self._failures >= self._request.max_failures:
             text = f"{self._failures} trials in a row failed, the last one with: {self._last_reason}; correct the cause, then {go_on}"
-            return Verdict(reason="failed", code=1, text=text)
+            return SweepVerdict(reason="failed", code=1, text=text)
         trials = self._journal.trials()
         if not any(trial.state == TrialState.COMPLETE for trial in trials):
-            return Verdict(
+            return SweepVerdict(
                 reason="failed",
                 code=1,
                 text=f"no trial has reached its end; their logs are in {self._plan.folder}/logs",
             )
-        return Verdict(reason="finished", code=0)
+        return SweepVerdict(reason="finished", code=0)
 
 
 def refuse_what_cannot_work(plan: SweepPlan) -> None:

@@ -14,7 +14,7 @@ from mtrain.errors import MtrainError
 from mtrain.system import environment, processes
 from mtrain.system.warm import PADDING, Ahead, Messages
 from mtrain_sweep.definition import SweepDefinition
-from mtrain_sweep.places import Place
+from mtrain_sweep.places import TrialFiles
 
 LOG = "warm.log"
 """What the warm process itself has printed: beside the logs of the trials."""
@@ -72,6 +72,7 @@ class Copies:
 
     def status(self, pid: int) -> int | None:
         """Return the exit status of a copy, negative for a signal; None while it runs."""
+        # Ends of several copies come over one connection, in the order in which they happen.
         while pid not in self._ended and self._messages.arrives(0.0):
             self._hear()
         self.is_ready = self.is_ready and not self._messages.is_closed
@@ -139,6 +140,7 @@ def copies_for(
     searched = [
         path for one in definition.parameters for path in (one.name, *(key for keys in one.settings for key in keys))
     ]
+    # What a process has imported, and with which variables, cannot be undone for one copy.
     if any(name.startswith(OF_A_PROCESS) for name in searched):
         return None
     loaded = definition.trial_spec({one.name: one.extremes()[0] for one in definition.parameters})
@@ -148,7 +150,7 @@ def copies_for(
         copier = _copier(loaded.job.backend.framework)
         if copier is None:
             return None
-        first = make_plan(loaded, run_dir=Place(folder, 0).run_dir).commands[0]
+        first = make_plan(loaded, run_dir=TrialFiles(folder, 0).run_dir).commands[0]
         kinds = [type(loaded.job.model), loaded.job.task_named(loaded.job.model_class.kind)]
         ahead = Ahead(
             copier=copier,

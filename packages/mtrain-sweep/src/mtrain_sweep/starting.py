@@ -53,6 +53,7 @@ def newest_folder() -> Path:
     Raises:
         UsageError: there is none.
     """
+    # By time: names of sweeps need not sort by age.
     files = sorted(RUNS.glob(f"*/{DEFINITION}"), key=lambda file: file.stat().st_mtime)
     if not files:
         raise UsageError(f"--resume: there is no sweep in {RUNS}; name its folder with --out FOLDER")
@@ -120,8 +121,7 @@ def _resume(request: SweepRequest) -> "SweepPlan":
         raise UsageError(
             "--resume: give the spec and what is searched both, or neither; the folder of the sweep has them"
         )
-    changed = _changed_options(request, definition)
-    if changed:
+    if changed := _changed_options(request, definition):
         raise UsageError(
             f"--resume: the sweep in {folder} was begun with other settings ({changed}); leave them as they were"
         )

@@ -62,6 +62,7 @@ def as_csv(definition: SweepDefinition, trials: Sequence[FrozenTrial]) -> str:
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(columns(definition))
     for row in rows(definition, trials):
+        # repr keeps all digits, so that a repeated sweep has the same file byte for byte.
         writer.writerow(["" if cell is None else repr(cell) if isinstance(cell, float) else cell for cell in row])
     return text.getvalue()
 

@@ -3,12 +3,13 @@
 import os
 import re
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, TypeAlias
 
 import psutil
 
@@ -19,7 +20,7 @@ from mtrain.spec.files import open_file
 from mtrain.spec.sources import FOREIGN, PREFIX, RESERVED
 from mtrain.system import environment, processes
 from mtrain.system.devices import HIDING
-from mtrain_sweep.places import Place
+from mtrain_sweep.places import TrialFiles
 from mtrain_sweep.sharing import CopiedJob, Copies
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ MOST_LOG_BYTES = 64 << 10
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Ended:
+class TrialEnd:
     """How the job of a trial ended."""
 
     code: int
@@ -48,30 +49,10 @@ class Ended:
     """Something outside ended it: it can go on from its checkpoint."""
 
 
-class TrialJob(Protocol):
-    """A running job of a trial."""
-
-    def poll(self) -> Ended | None:
-        """Return how the job has ended; None: it runs."""
-        ...
-
-    def stop(self, *, at_once: bool = False) -> None:
-        """Ask the job to save and to end, or to end at once."""
-        ...
-
-
-class Process(Protocol):
-    """The part of a process that ``LocalJob`` needs."""
-
-    def poll(self) -> int | None: ...  # noqa: D102
-
-    def send_signal(self, number: int, /) -> None: ...  # noqa: D102
-
-
 class LocalJob:
     """A command of this machine; it saves and ends when this process dies."""
 
-    def __init__(self, place: Place, *, gpus: Sequence[str] | None = None, copies: Copies | None = None) -> None:
+    def __init__(self, place: TrialFiles, *, gpus: Sequence[str] | None = None, copies: Copies | None = None) -> None:
         """Start the command.
 
         Args:
@@ -82,30 +63,32 @@ class LocalJob:
         end_leftovers(place)
         self._log = place.log
         self._before = place.log.stat().st_size if place.log.exists() else 0
+        # `if-any`: a trial that was killed goes on from its checkpoint, a new one begins.
         argv = [sys.executable, "-m", "mtrain", "train", "-c", str(place.spec), "--resume", "if-any"]
         variables = caller_without_values() | ({} if gpus is None else {HIDING: ",".join(gpus)})
         pid = None if copies is None else copies.start(argv, env=variables, log=place.log)
-        self._process: Process
+        self._process: subprocess.Popen[bytes] | CopiedJob
         if copies is None or pid is None:
             self._process = processes.start(argv, env=variables, log=place.log)
         else:
             self._process = CopiedJob(copies, pid)
 
-    def poll(self) -> Ended | None:
-        """See ``TrialJob``."""
+    def poll(self) -> TrialEnd | None:
+        """Return how the job has ended; None: it runs."""
         code = self._process.poll()
         if code is None:
             return None
         if code == 0:
-            return Ended(code=0)
+            return TrialEnd(code=0)
+        # The log of a trial that goes on has the errors of its earlier starts too.
         reason = _last_error(_read_from(self._log, self._before))
         if code < 0:
             name = signal.Signals(-code).name
-            return Ended(code=1, reason=f"its command was ended by {name}", killed=True)
-        return Ended(code=code, reason=reason, killed=code in (130, 143) or bool(KILLED.search(reason)))
+            return TrialEnd(code=1, reason=f"its command was ended by {name}", killed=True)
+        return TrialEnd(code=code, reason=reason, killed=code in (130, 143) or bool(KILLED.search(reason)))
 
     def stop(self, *, at_once: bool = False) -> None:
-        """See ``TrialJob``."""
+        """Ask the job to save and to end, or to end at once."""
         if self._process.poll() is None:
             self._process.send_signal(signal.SIGINT if at_once else signal.SIGTERM)
 
@@ -113,16 +96,17 @@ class LocalJob:
 class QueuedTrial:
     """A job in the queue of a scheduler; one that an earlier sweep process has submitted is taken over."""
 
-    def __init__(self, place: Place, loaded: "Loaded") -> None:
+    def __init__(self, place: TrialFiles, loaded: "Loaded") -> None:
         submission = package_parts.load("submissions", "queues", f"cluster.name: {loaded.spec.cluster.name}")
         self._queue: Queue = submission.queue_of(loaded)
         self._asked, self._unknown, self._errors = 0.0, 0, 0
+        # A sweep that was killed has left its jobs in the queue, where they may still run.
         known = [job for job in submission.jobs(place.runs) if job.name == place.name]
         running = [job for job in known if not self._queue.state(job).ended]
         self._job: QueuedJob = running[-1] if running else submission.submit(submission.prepare(loaded))
 
-    def poll(self) -> Ended | None:
-        """See ``TrialJob``."""
+    def poll(self) -> TrialEnd | None:
+        """Return how the job has ended; None: it runs."""
         if time.monotonic() - self._asked < ASK_S:
             return None
         self._asked = time.monotonic()
@@ -136,7 +120,7 @@ class QueuedTrial:
         self._errors = 0
         self._unknown = self._unknown + 1 if state.phase == "unknown" else 0
         if state.phase == "done":
-            return Ended(code=0)
+            return TrialEnd(code=0)
         if not state.ended and self._unknown < MOST_UNKNOWN:
             return None
         reason = (
@@ -144,21 +128,26 @@ class QueuedTrial:
             or f"{self._job.cluster} says: {state.text}"
         )
         code = state.code or 1
+        # Schedulers end jobs for reasons of their own: time limits, preemption, lost hosts.
         cancelled = state.phase != "failed" or code in (130, 143)
-        return Ended(code=code, reason=reason, killed=cancelled or bool(KILLED.search(reason)))
+        return TrialEnd(code=code, reason=reason, killed=cancelled or bool(KILLED.search(reason)))
 
     def stop(self, *, at_once: bool = False) -> None:
-        """See ``TrialJob``."""
+        """Have the scheduler end the job, which saves first."""
         if not self._queue.state(self._job).ended:
             self._queue.cancel(self._job)
 
 
-def end_leftovers(place: Place) -> None:
+TrialJob: TypeAlias = LocalJob | QueuedTrial
+
+
+def end_leftovers(place: TrialFiles) -> None:
     """Wait for the processes that an earlier job of this trial has left; end those that do not end by themselves.
 
     A killed trial, or the trial of a killed sweep, may still be writing its last checkpoint.
     """
     left = _processes_of(place)
+    # The starter lets its ranks save; killed ranks would leave no checkpoint.
     starters = [process for process in left if str(place.spec) in _words(process)]
     processes.send(starters, signal.SIGTERM)
     deadline = time.monotonic() + LEFTOVER_S
@@ -167,7 +156,7 @@ def end_leftovers(place: Place) -> None:
     processes.send(left, signal.SIGKILL)
 
 
-def _processes_of(place: Place) -> list[psutil.Process]:
+def _processes_of(place: TrialFiles) -> list[psutil.Process]:
     """Return the processes whose command line names the trial's spec or run folder."""
     mine, words = os.getpid(), {str(place.spec), str(place.run_dir)}
     return [process for process in psutil.process_iter() if process.pid != mine and words & set(_words(process))]

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import mtrain
-from mtrain_sweep.places import Place
+from mtrain_sweep.places import TrialFiles
 from mtrain_sweep.request import SweepRequest
-from mtrain_sweep.trial_jobs import Ended
+from mtrain_sweep.trial_jobs import TrialEnd
 
 TINY = {
     "_BASE_": "vit_digits.yml",
@@ -42,10 +42,10 @@ def sweep_request(folder: Path, **settings: Any) -> SweepRequest:
 class InstantJob:
     """A job that has written the records of its whole run when it is started; each start is noted in a file."""
 
-    metrics: Callable[[Place], list[float]]
+    metrics: Callable[[TrialFiles], list[float]]
     """The metric after each evaluation; a test may replace it."""
 
-    def __init__(self, place: Place, *, gpus: Sequence[str] | None = None) -> None:
+    def __init__(self, place: TrialFiles, *, gpus: Sequence[str] | None = None) -> None:
         self._place = place
         with (place.sweep / "gpus.txt").open("a") as file:
             print(place.number, ",".join(gpus or ()), file=file)
@@ -61,9 +61,9 @@ class InstantJob:
         (place.run_dir / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
         if values:
             (place.run_dir / "summary.json").write_text('{"reason": "done"}')
-        self._ended = Ended(code=0) if values else Ended(code=1, reason="the gradient was not finite")
+        self._ended = TrialEnd(code=0) if values else TrialEnd(code=1, reason="the gradient was not finite")
 
-    def poll(self) -> Ended | None:
+    def poll(self) -> TrialEnd | None:
         return self._ended
 
     def stop(self, *, at_once: bool = False) -> None:

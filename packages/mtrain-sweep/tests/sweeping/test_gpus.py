@@ -111,12 +111,12 @@ def test_running_trials_never_share_a_gpu(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_a_trial_is_started_with_its_gpus_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from mtrain_sweep import trial_jobs
-    from mtrain_sweep.places import Place
+    from mtrain_sweep.places import TrialFiles
 
     seen: list[dict[str, str]] = []
     monkeypatch.setattr(trial_jobs, "end_leftovers", lambda place: None)
     monkeypatch.setattr(trial_jobs.processes, "start", lambda argv, *, env, log: seen.append(env))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3")
-    trial_jobs.LocalJob(Place(tmp_path, 0), gpus=("2", "3"))
-    trial_jobs.LocalJob(Place(tmp_path, 1))
+    trial_jobs.LocalJob(TrialFiles(tmp_path, 0), gpus=("2", "3"))
+    trial_jobs.LocalJob(TrialFiles(tmp_path, 1))
     assert [env["CUDA_VISIBLE_DEVICES"] for env in seen] == ["2,3", "0,1,2,3"]

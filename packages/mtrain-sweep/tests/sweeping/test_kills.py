@@ -12,7 +12,7 @@ from tests.sweeping.jobs import InstantJob, starts, sweep_request
 from mtrain.errors import UsageError
 from mtrain_sweep import search as sweep
 from mtrain_sweep import starting
-from mtrain_sweep.places import Place
+from mtrain_sweep.places import TrialFiles
 
 WRITES = (
     "create_new_trial",
@@ -27,7 +27,7 @@ class Killed(BaseException):
     """The process dies here."""
 
 
-def curves(place: Place) -> list[float]:
+def curves(place: TrialFiles) -> list[float]:
     """Return the metric of a trial as a function of its spec; one of them fails."""
     import yaml
 
@@ -46,7 +46,7 @@ def instant(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     return
 
 
-def run(folder: Path, **settings: Any) -> sweep.Verdict:
+def run(folder: Path, **settings: Any) -> sweep.SweepVerdict:
     return sweep.run(starting.prepare(sweep_request(folder, **settings)))
 
 

@@ -12,7 +12,7 @@ from mtrain.errors import UsageError
 from mtrain_clusters import submission
 from mtrain_sweep import search as sweep
 from mtrain_sweep import starting, trial_jobs
-from mtrain_sweep.places import Place
+from mtrain_sweep.places import TrialFiles
 
 
 class StandIn(Queue):
@@ -43,7 +43,7 @@ class StandIn(Queue):
         if self.asked[job.name] < 3:
             return QueueState(phase="waiting", text="PENDING (Resources)")
         if self.asked[job.name] == 3:
-            InstantJob(Place(job.request.parents[3], int(job.name)))
+            InstantJob(TrialFiles(job.request.parents[3], int(job.name)))
         if self.asked[job.name] < 6:
             return QueueState(phase="running", text="RUNNING")
         return QueueState(phase="done", text="COMPLETED", code=0)

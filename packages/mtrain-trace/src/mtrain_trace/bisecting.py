@@ -89,7 +89,7 @@ class Bisector:
         settings: tuple[str, str],
         *,
         out: Path,
-        record: running.Settings,
+        record: running.RecordingSettings,
         bits: bool,
         tell: Callable[[str], None],
     ) -> None:

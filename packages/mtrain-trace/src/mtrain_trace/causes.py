@@ -44,7 +44,7 @@ from mtrain_trace.differences import (
 from mtrain_trace.loss_causes import of_one_side
 from mtrain_trace.reading import AVERAGE, Update
 from mtrain_trace.rounding import FIRST, NARROW_FLOORS
-from mtrain_trace.steps import Step
+from mtrain_trace.steps import UpdateStep
 
 NARROW_EFFECT = 0.5
 """Relative differences up to this may come from bfloat16 on one side alone; the steps of Adam grow those of gradients."""
@@ -61,12 +61,11 @@ def explain_bits(comparison: Comparison) -> list[str]:
     if place is None:
         return []
     b, drifted = comparison.b, []
-    if b.drifted is not None and comparison.a.drifted is None:
-        when = f"after update {b.drifted}" if b.drifted else "at the start"
+    if b.first_drift is not None and comparison.a.first_drift is None:
+        when = f"after update {b.first_drift}" if b.first_drift else "at the start"
         drifted = [f"its ranks do not hold the same weights {when}: gradients are not the same on all ranks"]
     ours, theirs = comparison.a.updates[place], comparison.b.updates[place]
-    others = of_one_side("losses", ours.loss_parts, theirs.loss_parts) or _other_moments(comparison, place)
-    if others:
+    if others := of_one_side("losses", ours.loss_parts, theirs.loss_parts) or _other_moments(comparison, place):
         return [*drifted, others]
     first = comparison.what[0]
     if is_rounding(comparison, first, place):
@@ -106,7 +105,7 @@ def _find_rounded(comparison: Comparison, what: str, place: int) -> list[str]:
         words = f"the forward pass is rounded differently ({size:.0e}): other kernels, another order of additions"
     else:
         words = f"a difference of {size:.0e} is the size of rounding"
-    if str(comparison.a.described["rule"]).lower() == "sgd":
+    if str(comparison.a.optimizer_facts["rule"]).lower() == "sgd":
         return [words]
     whole = "adam divides by the size of each gradient, so rounding of the small ones moves weights by whole steps"
     return [words, whole]
@@ -118,11 +117,13 @@ def _causes(comparison: Comparison, parting: Parting) -> list[str]:
         return rule(comparison, parting, Update(0), Update(0))
     ours, theirs = comparison.a.updates[parting.place], comparison.b.updates[parting.place]
     sentences = (
+        # Weights that somebody else has written, or numbers without end, explain whatever follows.
         _outside(comparison, parting.place)
         or _not_finite(parting, ours, theirs)
         or rule(comparison, parting, ours, theirs)
     )
     sentences = _precision(comparison, parting, _find_renewed(parting, ours, theirs, sentences))
+    # Another rate changes no gradient of this update, yet the reader will meet it next.
     if parting.what != SETTINGS:
         besides = settings_differences(ours, theirs)
         sentences += (
@@ -197,20 +198,20 @@ def _other_moments(comparison: Comparison, place: int) -> str:
 
 def _weights(comparison: Comparison, parting: Parting, ours: Update, theirs: Update) -> list[str]:
     if _other_rules(comparison):
-        return [f"the rules differ: A steps by {comparison.a.described['rule']}, B by {comparison.b.described['rule']}"]
+        return [
+            f"the rules differ: A steps by {comparison.a.optimizer_facts['rule']}, B by {comparison.b.optimizer_facts['rule']}"
+        ]
     if _other_steps(comparison, ours, theirs):
         return [
             f"the optimizer of A has counted {ours.steps or 0} steps before this one, that of B {theirs.steps or 0}: its state was "
             "not saved, not loaded, or belongs to other parameters"
         ]
-    regrouped = settings_causes.find_regrouped(comparison)
-    if regrouped:
+    if regrouped := settings_causes.find_regrouped(comparison):
         return [regrouped]
     for side, update in (("B", theirs), ("A", ours)):
         if update.ranks_agree.get("weights") is False:
             return [f"the ranks of {side} do not hold the same weights after the update"]
-    told = steps.weights(_step(comparison, parting))
-    if told:
+    if told := steps.weights(_step(comparison, parting)):
         return [told]
     return [
         "gradient and settings are the same, the weights after the step are not: moments of before differ, or the rule is "
@@ -220,7 +221,7 @@ def _weights(comparison: Comparison, parting: Parting, ours: Update, theirs: Upd
 
 def _other_rules(comparison: Comparison) -> bool:
     """Return whether the sides step by different rules, whose names torch and mtrain spell differently."""
-    return str(comparison.a.described["rule"]).lower() != str(comparison.b.described["rule"]).lower()
+    return str(comparison.a.optimizer_facts["rule"]).lower() != str(comparison.b.optimizer_facts["rule"]).lower()
 
 
 def _other_steps(comparison: Comparison, ours: Update, theirs: Update) -> bool:
@@ -237,16 +238,15 @@ def _moments(comparison: Comparison, parting: Parting, ours: Update, theirs: Upd
             f"the optimizers hold the same arrays in another order (A {some(orders[0])}; B {some(orders[1])}): a state that is loaded goes "
             "by position, so that of some arrays has gone to others"
         ]
-    told = _other_moments(comparison, parting.place or 0) or steps.moments(_step(comparison, parting))
-    if told:
+    if told := _other_moments(comparison, parting.place or 0) or steps.moments(_step(comparison, parting)):
         return [told]
     return [
         f"the moments of the optimizer differ, first in {some(parting.arrays)}: its state was not resumed, or its rule differs"
     ]
 
 
-def _step(comparison: Comparison, parting: Parting) -> Step:
-    return Step(comparison.a, comparison.b, parting.place or 0)
+def _step(comparison: Comparison, parting: Parting) -> UpdateStep:
+    return UpdateStep(comparison.a, comparison.b, parting.place or 0)
 
 
 def _average(comparison: Comparison, parting: Parting, ours: Update, theirs: Update) -> list[str]:
@@ -272,8 +272,7 @@ def _norm_momentum(comparison: Comparison, parting: Parting, ours: Update, their
 
 
 def _buffers(comparison: Comparison, parting: Parting, ours: Update, theirs: Update) -> list[str]:
-    momentum = _norm_momentum(comparison, parting, ours, theirs)
-    if momentum:
+    if momentum := _norm_momentum(comparison, parting, ours, theirs):
         return [momentum]
     factor = comparison.b.ranks / comparison.a.ranks
     if factor != 1:

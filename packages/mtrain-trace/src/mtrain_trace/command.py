@@ -15,8 +15,9 @@ from mtrain_trace import bisecting, causes, comparing, rank_checks, reading, run
 from mtrain_trace.files import CannotTell, TraceError, say
 from mtrain_trace.reading import Trace
 
+# An error has a code of its own: it is never the verdict that trainings differ.
 SAME, DIFFERENT, WRONG_USE, CANNOT_TELL = 0, 1, 2, 3
-"""Exit codes of all commands that compare, here and in mtrain. An error is never the verdict that trainings differ."""
+"""Exit codes of all commands that compare, here and in mtrain."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -113,7 +114,7 @@ def _run(options: argparse.Namespace, command: list[str]) -> int:
     """Start the command with the recorder in its Python processes, and say what was recorded."""
     if not command:
         raise TraceError("no command; write it after --, such as: mtrain-trace run --out A -- python train.py")
-    settings = running.Settings(options.every, tuple(options.at), options.calibrate, options.updates)
+    settings = running.RecordingSettings(options.every, tuple(options.at), options.calibrate, options.updates)
     status = running.run(command, options.out, settings)
     traces = sorted(options.out.glob("rank-*")) if options.out.exists() else []
     if not traces:
@@ -214,7 +215,7 @@ def _bisect(options: argparse.Namespace, command: list[str]) -> int:
         command,
         (options.a, options.b),
         out=options.out,
-        record=running.Settings(options.every, tuple(options.at), updates=options.updates),
+        record=running.RecordingSettings(options.every, tuple(options.at), updates=options.updates),
         bits=options.bits,
         tell=say,
     )

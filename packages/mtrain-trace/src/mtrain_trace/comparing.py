@@ -30,7 +30,7 @@ from mtrain_trace.differences import (
     Gap,
     apart,
 )
-from mtrain_trace.reading import AVERAGE, Row, Trace, Update
+from mtrain_trace.reading import AVERAGE, ArrayRow, Trace, Update
 from mtrain_trace.rounding import Rounding
 
 LARGE = 1e-4
@@ -118,6 +118,7 @@ def compare(a: Trace, b: Trace, *, calibration: Trace | None = None) -> Comparis
         b: the training whose differences are explained.
         calibration: ``a`` again with its start weights moved by one unit in the last place, to see how rounding grows.
     """
+    # A resumed training is compared from where it goes on.
     a, b, remark = _align(a, b)
     updates = min(len(a.updates), len(b.updates))
     result = Comparison(a, b, updates, gaps=differences.gaps(a, b), remarks=[*a.remarks, *b.remarks, *remark])
@@ -196,6 +197,7 @@ def _first_beyond(
             parting = None
         if parting is None and _is_written(result, pairs, place):
             parting = Parting(WEIGHTS, ours.number, float(result.gaps[LOSS].curve[place]))
+        # The first in the order of cause: what follows from it has parted because of it.
         for what in ORDER[ORDER.index(LOSS) :]:
             if parting is not None:
                 return replace(parting, place=place)
@@ -207,6 +209,7 @@ def _first_beyond(
                 if size > rounding.limit(what, place, seen, alike=alike):
                     parting = Parting(what, ours.number, size, arrays=worst_arrays(ours, theirs, what))
                 elif not math.isnan(size):
+                    # Rounding grows out of rounding, so what it had reached bounds what it may reach.
                     seen[what] = max(seen.get(what, 0.0), size)
                     alike = alike and result.gaps[what].first != place
         if parting is not None:
@@ -271,7 +274,7 @@ def _align(a: Trace, b: Trace) -> tuple[Trace, Trace, list[str]]:
     return a, b, []
 
 
-def _has_start(trace: Trace, begin: Row) -> bool:
+def _has_start(trace: Trace, begin: ArrayRow) -> bool:
     total = differences.total(trace.start)
     return total is not None and total.digest == begin.digest
 
@@ -340,7 +343,7 @@ def _exact(ours: Update, theirs: Update, *, cast: bool) -> Parting | None:
 
 def precision_of(trace: Trace) -> str:
     """Return the formats in which a training computes, such as ``float32`` or ``float32, autocast to bfloat16``."""
-    dtypes = list(trace.processes[0].get("model_dtypes") or trace.described["dtypes"])
+    dtypes = list(trace.processes[0].get("model_dtypes") or trace.optimizer_facts["dtypes"])
     casts = {f"autocast to {update.autocast}" for update in trace.updates[:1] if update.autocast}
     sharded = [f"cast to {name} by FSDP" for name in trace.processes[0].get("fsdp_dtypes") or ()]
     return ", ".join([*dtypes, *casts, *sharded])

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from mtrain_trace import differences
 from mtrain_trace.comparing import Comparison, Parting
 from mtrain_trace.differences import SAMPLES, some
-from mtrain_trace.reading import Row, Trace, Update
+from mtrain_trace.reading import ArrayRow, Trace, Update
 
 _ORDER = (
     "{} goes through the data in the same order in every epoch, {} in a new one: one does not shuffle, or sampler.set_epoch(epoch) "
@@ -41,7 +41,7 @@ def start(comparison: Comparison, parting: Parting, _ours: Update, _theirs: Upda
         return ["start weights differ: another seed, other weights loaded; in which arrays, one side does not say"]
     if not parting.arrays:
         return ["trained weights start the same, other parts of the model (statistics, frozen weights) do not"]
-    alike, shapes = [name for name in a.start if name not in parting.arrays], a.described["shapes"]
+    alike, shapes = [name for name in a.start if name not in parting.arrays], a.optimizer_facts["shapes"]
     if all(_is_constant(a.start[name], shapes.get(name)) for name in alike):
         which = (
             "all weights start otherwise"
@@ -58,7 +58,7 @@ def start(comparison: Comparison, parting: Parting, _ours: Update, _theirs: Upda
     ]
 
 
-def _is_constant(row: Row, shape: Sequence[int] | None) -> bool:
+def _is_constant(row: ArrayRow, shape: Sequence[int] | None) -> bool:
     """Return whether an array holds zeros or ones alone, as biases and scales of norms do at the start."""
     return row.norm == 0 or (shape is not None and math.isclose(row.norm**2, math.prod(shape), rel_tol=1e-6))
 
@@ -86,8 +86,7 @@ def samples(comparison: Comparison, parting: Parting, ours: Update, theirs: Upda
             ]
     if count_a != count_b:
         return _sizes(comparison, ours, theirs, count_a, count_b, place=place)
-    known = _begun_anew(comparison, place) or _find_repeated(comparison, place) or _own_order(comparison)
-    if known:
+    if known := _begun_anew(comparison, place) or _find_repeated(comparison, place) or _own_order(comparison):
         return [known]
     if parting.update > 1 and len(b.processes[0]["optimizers"]) > 1 and set(theirs.samples) & set(ours.samples):
         return [
@@ -124,8 +123,7 @@ def _own_order(comparison: Comparison) -> str:
 
 def _another_order(a: Trace, b: Trace, place: int) -> str:
     """Explain samples that both sides have, but not in the same updates."""
-    shift = _shift(a, b, place)
-    if shift:
+    if shift := _shift(a, b, place):
         return (
             f"B is {abs(shift)} update(s) {'ahead' if shift > 0 else 'behind'} in the same order of samples: batches were "
             "skipped or repeated, at a resume, at the end of an epoch (drop_last) or by one that was drawn to look at"
@@ -146,7 +144,9 @@ def _another_order(a: Trace, b: Trace, place: int) -> str:
 def _read_again(a: Trace, b: Trace) -> str:
     """Name a side that alone repeats samples before it has read as many as the data have; empty where there is none."""
     for (side, trace), (rest, other) in itertools.permutations((("B", b), ("A", a))):
+        # The side that repeats nothing shows how many samples the data have.
         found, is_again = _epoch(other)
+        # The side that repeats nothing shows how many samples the data have.
         once, read = len(found) - is_again, Counter[str]()
         if a.earlier or b.earlier or once < 0.75 * len(_all_samples(other)):
             continue  # not read from the beginning, or drawn with replacement on the other side, too
@@ -154,8 +154,7 @@ def _read_again(a: Trace, b: Trace) -> str:
             if sum((read + update.samples).values()) > once:
                 break
             read += update.samples
-        again = sum(read.values()) - len(read)
-        if again:
+        if again := sum(read.values()) - len(read):
             return (
                 f"{side} reads {again} sample(s) again, in place of others, before it has read as many as {rest} reads without a "
                 "repetition: one index is used twice (in a batch, in a list), or samples are drawn with replacement"
@@ -213,8 +212,7 @@ def targets(comparison: Comparison, parting: Parting, ours: Update, theirs: Upda
     """Explain labels that differ."""
     if ours.targets == theirs.targets:
         return ["the same samples have other labels: labels are shuffled or shifted against their samples"]
-    own = _positions(ours, theirs)
-    if own:
+    if own := _positions(ours, theirs):
         return [own]
     for rank, (mine, other) in enumerate(zip(ours.target_sums, theirs.target_sums)):
         if len(theirs.target_sums) > 1 and len(ours.target_sums) == len(theirs.target_sums) and mine != other:

@@ -13,7 +13,7 @@ from typing import Any, Callable
 import numpy as np
 
 from mtrain_trace import mixing
-from mtrain_trace.reading import AVERAGE, Row, Trace, Update
+from mtrain_trace.reading import AVERAGE, ArrayRow, Trace, Update
 
 START, SAMPLES, TARGETS, LOSS, SKIPPED = "start weights", "samples", "targets", "loss", "a skipped update"
 GRADIENT, CLIP, SETTINGS = "gradient", "clipping", "optimizer settings"
@@ -34,9 +34,9 @@ MEANING = {
 }
 """Definition of the relative difference of each quantity; lengths are L2 norms over all arrays."""
 FRAMEWORKS = ("torch", "paddle", "tensorflow")
+# Without it, rounding of a part that did not move would be a difference of 100%.
 STILL = 1e-4
-"""Smallest movement assumed for a part, as a share of its length: rounding of a part that did not move is not a
-difference of 100%."""
+"""Smallest movement assumed for a part, as a share of its length."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ def is_renamed(a: Trace, b: Trace) -> bool:
     strangers = [sum(map(is_anonymous, trace.groups)) for trace in (a, b)]
     if strangers[0] != strangers[1] and max(strangers) < len(a.groups):
         return False  # arrays of one side alone are none of the model that is called
-    shapes = [list(trace.described["shapes"].values()) for trace in (a, b)]
+    shapes = [list(trace.optimizer_facts["shapes"].values()) for trace in (a, b)]
     if across_frameworks(
         a, b
     ):  # which may list arrays in another order; those that are no weights of `Linear` may be transposed, too
@@ -109,7 +109,7 @@ def across_frameworks(a: Trace, b: Trace) -> bool:
     return a.framework != b.framework and {a.framework, b.framework} <= set(FRAMEWORKS)
 
 
-def total(rows: dict[str, Row]) -> Row | None:
+def total(rows: dict[str, ArrayRow]) -> ArrayRow | None:
     """Return the row of all arrays together; None for none."""
     result = None
     for row in rows.values():
@@ -117,9 +117,9 @@ def total(rows: dict[str, Row]) -> Row | None:
     return result
 
 
-def whole(trace: Trace) -> Row:
+def whole(trace: Trace) -> ArrayRow:
     """Return the row of all start weights together."""
-    return total(trace.start) or Row(0, 0.0, [0.0] * mixing.LENGTH)
+    return total(trace.start) or ArrayRow(0, 0.0, [0.0] * mixing.LENGTH)
 
 
 def relative(a: float, b: float) -> float:
@@ -132,7 +132,7 @@ def relative(a: float, b: float) -> float:
     return abs(a - b) / scale if scale else 0.0
 
 
-def apart(a: Row, b: Row) -> float:
+def apart(a: ArrayRow, b: ArrayRow) -> float:
     """Return the distance of two arrays relative to the longer one; 0 for the same bits."""
     if a.digest == b.digest:
         return 0.0
@@ -146,6 +146,7 @@ def apart(a: Row, b: Row) -> float:
 def settings_differences(ours: Update, theirs: Update) -> list[str]:
     """Return in words in which settings two updates treat an array differently, whatever groups the arrays are in."""
     mine, other = settings_by_array(ours), settings_by_array(theirs)
+    # By array and not by group: the same settings may be written as other groups.
     common = [name for name in mine if name in other]
     if not common and len(ours.rates) == len(theirs.rates):  # the arrays have other names: group by group
         mine, other = ({f"group {n}": options for n, options in enumerate(side.rates)} for side in (ours, theirs))
@@ -187,7 +188,7 @@ def _same_start(a: Trace, b: Trace) -> bool:
     return all(_digests(mine) == _digests(other) for mine, other in parts)
 
 
-def _digests(rows: dict[str, Row]) -> dict[str, int]:
+def _digests(rows: dict[str, ArrayRow]) -> dict[str, int]:
     return {name: row.digest for name, row in rows.items()}
 
 
@@ -246,12 +247,12 @@ def _gap_of_state(a: Trace, b: Trace, pairs: list[tuple[Update, Update]], part: 
     return Gap(_first(bits), np.array(curve, dtype=float))
 
 
-def without_variances(rows: dict[str, Row]) -> dict[str, Row]:
+def without_variances(rows: dict[str, ArrayRow]) -> dict[str, ArrayRow]:
     """Return the buffers that all frameworks define alike: torch divides running variances by n - 1, Paddle by n."""
     return {name: row for name, row in rows.items() if not name.endswith("running_var")}
 
 
-def _moved_apart(mine: Row, other: Row, begin: Row) -> float:
+def _moved_apart(mine: ArrayRow, other: ArrayRow, begin: ArrayRow) -> float:
     """Return the distance of arrays relative to the way that they have gone since the start."""
     if mine.digest == other.digest:
         return 0.0

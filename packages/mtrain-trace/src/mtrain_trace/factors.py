@@ -23,8 +23,7 @@ def factor_words(
 ) -> str:
     """Say what a whole factor between two losses or gradients may come from; ``name``: of one of several losses."""
     front = f"the {name or what} of B is {_shown_factor(factor)} that of A"
-    rest = _short_window(factor, comparison, ours, theirs)
-    if rest:
+    if rest := _short_window(factor, comparison, ours, theirs):
         return f"{front}: {rest}"
     total = _sum_words(factor, comparison, ours, theirs) if what == "loss" else ""
     if total and (ours.summed or theirs.summed):
@@ -67,8 +66,7 @@ def _origin_words(front: str, factor: float, comparison: Comparison, theirs: Upd
         if factor > 1:
             return f"{front}, as many times as there are ranks: summed over ranks and not averaged, or multiplied by their number"
         return f"{front}, one part for each rank: averaged twice, or divided by the ranks besides"
-    product = steps.named_factor(size, max(ranks, default=1), max(passes, default=1))
-    if product:
+    if product := steps.named_factor(size, max(ranks, default=1), max(passes, default=1)):
         return f"{front}, {product}: summed where the mean is meant, or divided once too often"
     if what == "loss":
         return f"{front}: another reduction (sum or mean), or a weight of the loss"
@@ -117,5 +115,6 @@ def before_clipping(update: Update) -> np.ndarray | None:
         return None
     if not math.isfinite(row.norm):
         return np.full(len(row.sketch), math.nan)
+    # Clipping has shortened the gradient on one side more than on the other; undone, both are comparable.
     scale = clip["before"] / row.norm if clip is not None and row.norm and clip["before"] > clip["limit"] else 1.0
     return np.asarray(row.sketch) * (scale if math.isfinite(scale) else math.nan)

@@ -34,6 +34,7 @@ def open_file(path: Path) -> IO[bytes]:
         CannotTell: it is missing, unreadable, or not a regular file.
     """
     try:
+        # Without O_NONBLOCK, opening a named pipe waits until somebody writes to it.
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except (OSError, ValueError) as error:
         raise CannotTell(f"{path}: {getattr(error, 'strerror', None) or error}; record the training again") from error
@@ -65,6 +66,7 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
         read = 0
         while line := file.readline(MAX_BYTES + 1):
             read += len(line)
+            # Asking the kernel costs a system call, which a line of a few kilobytes is not worth.
             if read > MAX_BYTES // 8:
                 read = 0
                 check_memory(path)

@@ -17,6 +17,7 @@ def gradient(comparison: Comparison, parting: Parting, ours: Update, theirs: Upd
     sentences, apart = _causes(comparison, parting, ours, theirs), differences.relative(ours.loss, theirs.loss)
     if not apart > 3e-7:  # the last digits of float32
         return sentences
+    # The rules below are worded for an equal loss.
     near, part = f"the loss is nearly the same ({apart:.0e} apart)", "a part of the backward pass"
     both = "a part of the forward pass that the loss hardly shows (an activation, an epsilon) or of the backward pass"
     return [text.replace("the loss is the same", near).replace(part, both) for text in sentences]
@@ -33,31 +34,28 @@ def _causes(comparison: Comparison, parting: Parting, ours: Update, theirs: Upda
             )
     if sentences:
         return sentences
-    known = _find_unused(parting, ours, theirs) or _clipped_early(ours, theirs)
-    if known:
+    # The order is from the certain to the likely: each rule assumes that those above it do not hold.
+    if known := _find_unused(parting, ours, theirs) or _clipped_early(ours, theirs):
         return [known]
     place = parting.place or 0
-    missing = set(ours.arrays.get("gradients", {})) ^ set(theirs.arrays.get("gradients", {}))
-    if missing:
+    if missing := set(ours.arrays.get("gradients", {})) ^ set(theirs.arrays.get("gradients", {})):
         return [
             f"one side alone has a gradient of {some(sorted(missing))}: a part that is frozen, detached or not used"
         ]
-    kept = place and _is_kept(comparison.b.updates[place - 1], ours, theirs)
-    if kept:
+    if place and _is_kept(comparison.b.updates[place - 1], ours, theirs):
         return [
             f"the gradient of B holds that of update {theirs.number - 1} too: gradients are not cleared (zero_grad is missing)"
         ]
     if "gradients" not in ours.parts or "gradients" not in theirs.parts:
         return [_norms(comparison, ours, theirs)]
-    scaled = _clipped_while_scaled(ours, theirs)
-    if scaled:
+    if scaled := _clipped_while_scaled(ours, theirs):
         return [scaled]
     factor = factors.factor_of(factors.before_clipping(ours), factors.before_clipping(theirs))
+    # Whole factors are numbers of ranks or passes; others are told as they are.
     whole = None if factor is None else factors.whole_factor(factor)
     if whole is not None:
         return [factors.factor_words(whole, comparison, theirs, ours, what="gradient")]
-    clipped = _compare_clipping(theirs, ours)
-    if clipped:
+    if clipped := _compare_clipping(theirs, ours):
         return [clipped]
     if factor is not None and abs(factor - 1) > factors.EXPLAINED:
         return [f"the gradient of B is {factor:.4g} times that of A, in the same direction"]
@@ -176,8 +174,7 @@ def relative_clip(clip: dict[str, float], update: Update) -> float | None:
 
 def _partial(comparison: Comparison, parting: Parting, ours: Update, theirs: Update) -> str:
     total = len(ours.arrays.get("gradients", {}))
-    known = _lost_in_a_gather(comparison, ours, theirs) or _frontier(ours, theirs)
-    if known:
+    if known := _lost_in_a_gather(comparison, ours, theirs) or _frontier(ours, theirs):
         return known
     if parting.arrays and len(parting.arrays) <= max(1, total // 2):
         pairs = [[update.arrays["gradients"][name] for update in (ours, theirs)] for name in parting.arrays]

@@ -21,8 +21,7 @@ LARGEST_COUNT = 256
 
 def loss(comparison: Comparison, parting: Parting, ours: Update, theirs: Update) -> list[str]:
     """Explain a loss that differs at the same weights, samples and labels."""
-    others = of_one_side("losses", ours.loss_parts, theirs.loss_parts)
-    if others:
+    if others := of_one_side("losses", ours.loss_parts, theirs.loss_parts):
         return [others]
     if bool(ours.micro_batches) != bool(theirs.micro_batches):
         return [_no_pass(ours, theirs)]
@@ -36,6 +35,7 @@ def loss(comparison: Comparison, parting: Parting, ours: Update, theirs: Update)
         )
     sentences += _of_parts(comparison, ours, theirs)
     factor = theirs.loss / ours.loss if ours.loss else math.nan
+    # A factor beside another cause would be an accident.
     whole = None if sentences else factors.whole_factor(factor)
     if whole is not None:
         words = factors.factor_words(whole, comparison, theirs, ours, what="loss")
@@ -50,7 +50,12 @@ def loss(comparison: Comparison, parting: Parting, ours: Update, theirs: Update)
     if not sentences:
         sentences += _find_scaled(factor, ours, theirs)
     if not sentences and _is_mean_of_means(ours, theirs):
-        sentences.append(_means_words(ours, theirs))
+        sentences.append(
+            f"the loss depends on which samples share a pass; that of A is the mean of {len(ours.pass_losses)} pass(es), that of B of "
+            f"{len(theirs.pass_losses)} (ranks and micro batches). It is a mean of means if each pass divides by its own number of labels "
+            "(tokens, boxes, pixels): a label counts more in a pass that has few; divide by the number in the whole update. Otherwise "
+            "something mixes the samples of a pass: a softmax or a mean over the axis of samples (dim=0), a loss over pairs"
+        )
     if not sentences:
         sentences += _but_first_rank(ours, theirs)
     if not sentences and parting.update == 1:
@@ -121,6 +126,7 @@ def _find_scaled(factor: float, ours: Update, theirs: Update) -> list[str]:
         or not abs(of_gradient / factor - 1) < SAME_FACTOR < abs(factor - 1)
     ):
         return []
+    # Numbers of labels are small, so a fraction shows which two were used.
     ratio = Fraction(factor).limit_denominator(LARGEST_COUNT)
     exact = f" ({ratio})" if abs(float(ratio) / factor - 1) < 1e-6 else ""
     return [
@@ -132,6 +138,7 @@ def _find_scaled(factor: float, ours: Update, theirs: Update) -> list[str]:
 def _chances(comparison: Comparison, ours: Update, theirs: Update, *, norms: str) -> str:
     """Return further causes of another loss that the models and the states of random numbers do not exclude."""
     words = norms if _has(comparison, "batch_norms") else ""
+    # Older traces do not say whether a model has dropout.
     known = all("dropouts" in process for trace in (comparison.a, comparison.b) for process in trace.processes)
     is_drawing = _has(comparison, "dropouts") or not known or set(ours.rng) != set(theirs.rng)
     return words + (", or random numbers (dropout, noise) are drawn in another order" if is_drawing else "")
@@ -192,15 +199,6 @@ def _is_mean_of_means(ours: Update, theirs: Update) -> bool:
         loss * many.micro_batches for loss in many.pass_losses
     ]  # each was divided by the micro batches of its rank
     return min(whole) < few.loss < max(whole)
-
-
-def _means_words(ours: Update, theirs: Update) -> str:
-    return (
-        f"the loss depends on which samples share a pass; that of A is the mean of {len(ours.pass_losses)} pass(es), that of B of "
-        f"{len(theirs.pass_losses)} (ranks and micro batches). It is a mean of means if each pass divides by its own number of labels "
-        "(tokens, boxes, pixels): a label counts more in a pass that has few; divide by the number in the whole update. Otherwise "
-        "something mixes the samples of a pass: a softmax or a mean over the axis of samples (dim=0), a loss over pairs"
-    )
 
 
 def _has(comparison: Comparison, what: str) -> bool:

@@ -27,6 +27,7 @@ def masked_words(words: Sequence[str]) -> list[str]:
     shown: list[str] = []
     for word in words:
         name, is_assigned, _ = word.partition("=")
+        # A flag and its value may be two words.
         before = shown[-1] if shown and shown[-1].startswith("-") and not word.startswith("-") else ""
         is_value = "=" not in before and SECRET.search(before)
         if is_assigned and SECRET.search(name):

@@ -146,6 +146,16 @@ def sketch(array: Any, name: str, *, start: int = 0) -> Any:
     return total
 
 
+def as_hex(number: Any) -> str:
+    """Return a digest as the lines of a trace hold it."""
+    return f"{int(number) & MASK:016x}"
+
+
+def digest_of_rows(arrays: Iterable[Sequence[Any]]) -> int:
+    """Return the digest of all arrays together, whose rows are as in ``together``."""
+    return sum(int(row[0], 16) for row in arrays) & MASK
+
+
 def together(arrays: Iterable[Sequence[Any]]) -> dict[str, Any]:
     """Return digest, length and sketch of all arrays together, as the line of an update holds them.
 
@@ -154,7 +164,7 @@ def together(arrays: Iterable[Sequence[Any]]) -> dict[str, Any]:
     """
     held = list(arrays)
     return {
-        "digest": f"{sum(int(row[0], 16) for row in held) & MASK:016x}",
+        "digest": as_hex(digest_of_rows(held)),
         "norm": math.sqrt(sum(row[1] for row in held)),
         "sketch": [float(f"{sum(row[2][place] for row in held):.7g}") for place in range(LENGTH)],
     }

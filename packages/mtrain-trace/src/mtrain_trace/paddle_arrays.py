@@ -86,6 +86,7 @@ def on_host(tensor: Any, *, transposed: bool = False) -> Any:
     """Return a tensor as an array of numpy in torch's layout; bfloat16 comes as its 16 bits (int16)."""
     array = tensor.detach().numpy()
     if tensor.dtype == paddle.bfloat16:
+        # numpy has no bfloat16: bits are compared as integers, and values are made of them below.
         array = array.view(np.int16)
     return np.ascontiguousarray(array.T) if transposed and array.ndim == 2 else array
 
@@ -103,7 +104,7 @@ def measure(name: str, tensor: Any, *, transposed: bool = False) -> list[Any]:
     values = values_of(array, tensor.dtype)
     flat = values.reshape(-1).astype(np.float64)
     sketch = [float(f"{value:.9g}") for value in mixing.sketch(values, name)]
-    return [f"{mixing.digest(array, name):016x}", float(flat @ flat), sketch]
+    return [mixing.as_hex(mixing.digest(array, name)), float(flat @ flat), sketch]
 
 
 def square(tensor: Any) -> float:

@@ -19,7 +19,7 @@ DROPOUT = (paddle.nn.Dropout, paddle.nn.Dropout2D, paddle.nn.Dropout3D, paddle.n
 
 
 @dataclass(frozen=True)
-class Group:
+class ParameterGroup:
     """Parameters that an optimizer treats alike: of one of its groups, with one rate and one decay."""
 
     number: int
@@ -103,14 +103,14 @@ def calls_of(optimizer: Any) -> int:
     return len(groups) if groups and isinstance(groups[0], dict) else 1
 
 
-def groups_of(optimizer: Any, left_out: set[int]) -> list[Group]:
+def groups_of(optimizer: Any, left_out: set[int]) -> list[ParameterGroup]:
     """Return the parameters of an optimizer by what it treats alike; ``left_out``: identities that are none."""
     found: dict[tuple[int, float, tuple[str, float]], list[Any]] = {}
     for number, parameter in _list_groups(optimizer):
         if id(parameter) not in left_out:
             rate = float(getattr(parameter, "optimize_attr", {}).get("learning_rate", 1.0))
             found.setdefault((number, rate, _decay(optimizer, number, parameter)), []).append(parameter)
-    return [Group(*key, parameters) for key, parameters in found.items()]
+    return [ParameterGroup(*key, parameters) for key, parameters in found.items()]
 
 
 def _list_groups(optimizer: Any) -> Iterator[tuple[int, Any]]:
@@ -145,7 +145,7 @@ def _decay(optimizer: Any, number: int, parameter: Any) -> tuple[str, float]:
     return kind, float(getattr(rule, "_coeff", getattr(rule, "_regularization_coeff", math.nan)))
 
 
-def options_of(optimizer: Any, group: Group) -> dict[str, Any]:
+def options_of(optimizer: Any, group: ParameterGroup) -> dict[str, Any]:
     """Return the settings of a group under torch's names: learning rate, momentum, decay and the rest."""
     given = _group_options(optimizer, group.number)
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import functools
-import sys
 from typing import Any, Callable
 
 import paddle
 
+from mtrain_trace import naming, wrapping
 from mtrain_trace.paddle_listener import PaddleListener
 from mtrain_trace.recorder import Recorder
+from mtrain_trace.wrapping import argument
 
 TARGET_LOSSES = (
     "cross_entropy",
@@ -33,16 +34,17 @@ def install(out: Recorder) -> PaddleListener:
     listener = PaddleListener(out)
     _wrap_calls(listener)
     _wrap_backward(listener, paddle.Tensor, lambda arguments: [arguments[0]])
-    _wrap_backward(listener, paddle.autograd, lambda arguments: _list_optimizers(arguments[0]))
+    _wrap_backward(listener, paddle.autograd, lambda arguments: list(naming.tensors_in(arguments[0], paddle.Tensor)))
     for name in TARGET_LOSSES:
         if hasattr(paddle.nn.functional, name):
             wrap(paddle.nn.functional, name, before=functools.partial(_note_target, listener))
     _wrap_clipping(listener)
     _wrap_apply(listener)
+    # GradScaler inherits `scale` from AmpScaler; scripts may use either.
     scaler = paddle.amp.GradScaler.__mro__[1]
     wrap(scaler, "scale", after=lambda arguments, _, __: listener.see_scale(getattr(arguments[0], "_scale", None)))
-    _wrap_scaler_step(listener, paddle.amp.GradScaler, "step", 1)
-    _wrap_scaler_step(listener, paddle.amp.GradScaler, "minimize", 1)
+    for name in ("step", "minimize"):
+        _wrap_scaler_step(listener, paddle.amp.GradScaler, name)
     return listener
 
 
@@ -52,8 +54,7 @@ def _wrap_calls(listener: PaddleListener) -> None:
 
     @functools.wraps(original)
     def call(self: Any, *arguments: Any, **keywords: Any) -> Any:
-        # Evaluation shows no samples of the training, and a graph that is being made has no values.
-        if not listener.depth and paddle.in_dynamic_mode() and paddle.is_grad_enabled():
+        if not listener.depth and paddle.is_grad_enabled():  # evaluation shows no samples of the training
             attempt(listener.enter_layer, self, arguments, keywords)
         listener.depth += 1
         try:
@@ -70,7 +71,7 @@ def _wrap_backward(listener: PaddleListener, owner: Any, losses_of: Callable[[An
 
     @functools.wraps(original)
     def backward(*arguments: Any, **keywords: Any) -> Any:
-        if arguments and paddle.in_dynamic_mode():
+        if arguments:
             attempt(listener.see_backward, losses_of(arguments))
         listener.depth += 1
         try:
@@ -97,8 +98,6 @@ def _wrap_clip(listener: PaddleListener, owner: Any) -> None:
 
     @functools.wraps(original)
     def call(self: Any, params_grads: Any, *arguments: Any, **keywords: Any) -> Any:
-        if not paddle.in_dynamic_mode():
-            return original(self, params_grads, *arguments, **keywords)
         attempt(listener.before_clip, self, params_grads)
         result = original(self, params_grads, *arguments, **keywords)
         attempt(listener.after_clip, result)
@@ -113,30 +112,25 @@ def _wrap_apply(listener: PaddleListener) -> None:
     original = owner._apply_optimize
 
     @functools.wraps(original)
-    def apply(
-        self: Any, loss: Any, startup_program: Any, params_grads: Any, param_group_idx: int = 0, **others: Any
-    ) -> Any:
-        if not paddle.in_dynamic_mode():
-            return original(self, loss, startup_program, params_grads, param_group_idx, **others)
+    def apply(self: Any, loss: Any, startup_program: Any, params_grads: Any, *others: Any, **keywords: Any) -> Any:
         attempt(listener.before_apply, self, params_grads)
-        result = original(self, loss, startup_program, params_grads, param_group_idx, **others)
+        result = original(self, loss, startup_program, params_grads, *others, **keywords)
         attempt(listener.after_apply, self)
         return result
 
     owner._apply_optimize = apply
 
 
-def _wrap_scaler_step(listener: PaddleListener, owner: Any, name: str, place: int) -> None:
+def _wrap_scaler_step(listener: PaddleListener, owner: Any, name: str) -> None:
     """Wrap a step of gradient scalers, which calls that of the optimizer only where all gradients are finite."""
     original = getattr(owner, name)
 
     @functools.wraps(original)
     def step(*arguments: Any, **keywords: Any) -> Any:
-        optimizer = _inner(keywords.get("optimizer", arguments[place] if len(arguments) > place else None))
+        optimizer = _inner(argument(arguments, keywords, 1, "optimizer"))
         before = listener.updates_of(optimizer)
         result = original(*arguments, **keywords)
-        if paddle.in_dynamic_mode():
-            attempt(listener.skipped, optimizer, before)
+        attempt(listener.note_skip, optimizer, before)
         return result
 
     setattr(owner, name, step)
@@ -149,44 +143,19 @@ def _inner(optimizer: Any) -> Any:
     return optimizer
 
 
-def _list_optimizers(values: Any) -> list[Any]:
-    return list(values) if isinstance(values, (list, tuple)) else [values]
-
-
-def wrap(owner: Any, name: str, *, before: Callable[..., None] | None = None, after: Any = None) -> None:
-    """Replace a function by one that also calls ``before(arguments, keywords)`` or ``after(arguments, keywords, result)``."""
-    original = getattr(owner, name)
-
-    @functools.wraps(original)
-    def wrapped(*arguments: Any, **keywords: Any) -> Any:
-        dynamic = paddle.in_dynamic_mode()
-        if before is not None and dynamic and paddle.is_grad_enabled():
-            attempt(before, arguments, keywords)
-        result = original(*arguments, **keywords)
-        if after is not None and dynamic:
-            attempt(after, arguments, keywords, result)
-        return result
-
-    setattr(owner, name, wrapped)
-
-
-_failures: list[str] = []
-
-
 def attempt(note: Callable[..., None], *arguments: Any) -> None:
-    """Call ``note``; a failure is printed once, and never ends the training that is being recorded."""
-    try:
+    """Call ``note`` as ``wrapping.attempt``; a graph that is being made has no values, and shows nothing."""
+    if paddle.in_dynamic_mode():
         with paddle.no_grad():
-            note(*arguments)
-    except Exception as error:
-        if not _failures:
-            print(f"mtrain-trace: cannot record this training: {type(error).__name__}: {error}", file=sys.stderr)
-        _failures.append(str(error))
+            wrapping.attempt(note, *arguments)
+
+
+wrap = functools.partial(wrapping.wrap, attempt, is_training=paddle.is_grad_enabled)
 
 
 def _note_target(listener: PaddleListener, arguments: Any, keywords: Any) -> None:
-    listener.see_target(keywords.get("label", arguments[1] if len(arguments) > 1 else None))
+    listener.see_target(argument(arguments, keywords, 1, "label"))
 
 
 def _note_norm(listener: PaddleListener, arguments: Any, keywords: Any, norm: Any) -> None:
-    listener.see_norm(norm, keywords.get("max_norm", arguments[1] if len(arguments) > 1 else float("inf")))
+    listener.see_norm(norm, argument(arguments, keywords, 1, "max_norm", default=float("inf")))

@@ -16,8 +16,6 @@ import paddle
 from mtrain_trace import mixing, naming, paddle_arrays, paddle_facts, recorder
 from mtrain_trace.recorder import Recorder
 
-LABELS = ("labels", "label", "targets", "target")
-"""Keyword arguments of models that hold the target of the loss."""
 Pairs = list[tuple[Any, Any]]
 """Parameters with their gradients, as an optimizer of Paddle is given them."""
 
@@ -49,13 +47,13 @@ class _Micro:
 
 
 @dataclass
-class _Watched:
+class _PaddleOptimizer:
     """One optimizer, with the arrays that it holds."""
 
     number: int
     optimizer: Any
     names: paddle_arrays.Names
-    groups: list[paddle_facts.Group]
+    groups: list[paddle_facts.ParameterGroup]
     updates: int = 0
     steps: int | None = None
     """Steps that its moments had counted when it was seen first."""
@@ -88,9 +86,9 @@ class PaddleListener:
         self._micro = _Micro()
         self._micro_batches: list[_Micro] = []
         self._clip: dict[str, float] | None = None
-        self._watched: dict[int, _Watched] = {}
+        self._watched: dict[int, _PaddleOptimizer] = {}
         self._described: list[dict[str, Any]] = []
-        self._stepping: _Watched | None = None
+        self._stepping: _PaddleOptimizer | None = None
 
     # What passes show ----------------------------------------------------------------------------------------------
 
@@ -103,23 +101,21 @@ class PaddleListener:
         modes = [part.training for part in layer.sublayers(include_self=True)]
         self._micro.modes = (len(modes) - sum(modes), len(modes))
         self._micro.autocast = paddle_facts.autocast_format()
-        labels = [value for key, value in keywords.items() if key in LABELS]
+        labels, others = naming.split_labels(keywords)
         for label in labels:
             self.see_target(label)
         self._micro.labelled = bool(labels)
-        rest = {key: value for key, value in keywords.items() if key not in LABELS}
-        self._micro.samples += _samples(list(naming.tensors_in((arguments, rest), paddle.Tensor)))
+        self._micro.samples += _samples(list(naming.tensors_in((arguments, others), paddle.Tensor)))
 
     def see_target(self, target: Any) -> None:
         """Note the targets of a loss; those that the model was given by name are the samples' own, and count alone."""
         is_target = isinstance(target, paddle.Tensor) and target.ndim > 0 and target.stop_gradient
         if is_target and not self._micro.labelled:
-            self._micro.targets += _as_hex(paddle_arrays.rows(target, 1))
+            self._micro.targets += map(mixing.as_hex, paddle_arrays.rows(target, 1))
 
     def see_backward(self, losses: Iterable[Any]) -> None:
         """Note the loss of a backward pass, which ends a micro batch."""
-        scalars = [loss for loss in losses if isinstance(loss, paddle.Tensor) and loss.size == 1]
-        if scalars:
+        if scalars := [loss for loss in losses if isinstance(loss, paddle.Tensor) and loss.size == 1]:
             self._micro.losses = [loss.detach() for loss in scalars]
             self._micro_batches.append(self._micro)
             self._micro = _Micro()
@@ -138,8 +134,10 @@ class PaddleListener:
         watched = self._stepping
         if watched is None or watched.record is None:
             return
+        # Fleet wraps the clipping that it was given.
         if isinstance(getattr(clip, "_clip", clip), paddle.nn.ClipGradByGlobalNorm):
             counted = [g for p, g in given if g is not None and getattr(p, "need_clip", True)]
+            # Paddle does not return the norm; it is computed as its own clipping does.
             before = math.sqrt(sum(paddle_arrays.square(gradient) for gradient in counted))
             watched.record["clip"] = {"before": before, "limit": float(clip.clip_norm)}
 
@@ -174,7 +172,7 @@ class PaddleListener:
         if watched.applied >= paddle_facts.calls_of(optimizer):
             self._end(watched)
 
-    def skipped(self, optimizer: Any, updates: int) -> None:
+    def note_skip(self, optimizer: Any, updates: int) -> None:
         """Note that a gradient scaler has called no step: its gradients were not finite."""
         if self.updates_of(optimizer) == updates and self._micro_batches:
             if id(optimizer) not in self._watched:
@@ -195,7 +193,7 @@ class PaddleListener:
         """Begin to watch an optimizer: its names and its weights before the first step are recorded."""
         names = paddle_arrays.names_of(self.roots)
         held = paddle_facts.groups_of(optimizer, {id(parameter) for _, parameter in names.statistics})
-        watched = _Watched(len(self._watched), optimizer, names, held)
+        watched = _PaddleOptimizer(len(self._watched), optimizer, names, held)
         self._watched[id(optimizer)] = watched
         watched.steps = paddle_facts.steps_of(optimizer, watched.parameters)
         if self._out.nudge:
@@ -210,11 +208,11 @@ class PaddleListener:
         start = {"update": 0, "optimizer": watched.number, "weights": self._weights(watched)}
         self._out.write(recorder.ARRAYS, start)
 
-    def _shape(self, watched: _Watched, parameter: Any) -> list[int]:
+    def _shape(self, watched: _PaddleOptimizer, parameter: Any) -> list[int]:
         shape = [int(size) for size in parameter.shape]
         return shape[::-1] if id(parameter) in watched.names.transposed else shape
 
-    def _begin(self, watched: _Watched) -> None:
+    def _begin(self, watched: _PaddleOptimizer) -> None:
         """Open the next update of an optimizer."""
         self._out.end_after(watched.updates)
         watched.updates += 1
@@ -241,7 +239,7 @@ class PaddleListener:
         if self._out.is_full(update) and statistics:
             watched.parts["buffers"] = {name: paddle_arrays.measure(name, array) for name, array in statistics}
 
-    def _measure_gradients(self, watched: _Watched, pairs: Pairs) -> None:
+    def _measure_gradients(self, watched: _PaddleOptimizer, pairs: Pairs) -> None:
         if watched.record is None or not self._out.is_full(watched.updates):
             return
         for parameter, gradient in pairs:
@@ -249,35 +247,29 @@ class PaddleListener:
                 row = self._measure(watched, parameter, gradient)
                 watched.parts.setdefault("gradients", {})[watched.name(parameter)] = row
 
-    def _end(self, watched: _Watched) -> None:
+    def _end(self, watched: _PaddleOptimizer) -> None:
         """Write the update with the weights and moments that its step has left."""
         record, watched.record = watched.record, None
         if record is None:
             return
         if self._out.is_full(watched.updates):
             watched.parts["weights"] = self._weights(watched)
-            watched.left = watched.updates, _sum(watched.parts["weights"])
-            moments = self._moments(watched)
-            if moments:
+            watched.left = watched.updates, mixing.digest_of_rows(watched.parts["weights"].values())
+            if moments := self._moments(watched):
                 watched.parts["moments"] = moments
-        for part, arrays in watched.parts.items():
-            record[part] = mixing.together(arrays.values())
-        self._out.write(recorder.UPDATES, record)
-        if watched.parts and self._out.is_detailed(watched.updates):
-            names = {"update": watched.updates, "optimizer": watched.number}
-            self._out.write(recorder.ARRAYS, {**names, **watched.parts})
+        self._out.write_update(record, watched.parts)
 
-    def _measure(self, watched: _Watched, parameter: Any, tensor: Any, front: str = "") -> list[Any]:
+    def _measure(self, watched: _PaddleOptimizer, parameter: Any, tensor: Any, front: str = "") -> list[Any]:
         turned = id(parameter) in watched.names.transposed
         return paddle_arrays.measure(front + watched.name(parameter), tensor, transposed=turned)
 
-    def _weights(self, watched: _Watched) -> dict[str, list[Any]]:
+    def _weights(self, watched: _PaddleOptimizer) -> dict[str, list[Any]]:
         return {
             watched.name(p): self._measure(watched, p, paddle_facts.master_of(watched.optimizer, p))
             for p in watched.parameters
         }
 
-    def _digest(self, watched: _Watched) -> int:
+    def _digest(self, watched: _PaddleOptimizer) -> int:
         """Return the digest of all weights."""
         total = 0
         for parameter in watched.parameters:
@@ -286,21 +278,13 @@ class PaddleListener:
             total += mixing.digest(array, watched.name(parameter))
         return total & mixing.MASK
 
-    def _moments(self, watched: _Watched) -> dict[str, list[Any]]:
+    def _moments(self, watched: _PaddleOptimizer) -> dict[str, list[Any]]:
         found = {}
         for parameter in watched.parameters:
             for key, value in paddle_facts.moments_of(watched.optimizer, parameter):
                 row = self._measure(watched, parameter, value, front=f"{key}/")
                 found[f"{key}/{watched.name(parameter)}"] = row
         return found
-
-
-def _sum(arrays: dict[str, list[Any]]) -> int:
-    return sum(int(row[0], 16) for row in arrays.values()) & mixing.MASK
-
-
-def _as_hex(numbers: Any) -> list[str]:
-    return [f"{int(number) & mixing.MASK:016x}" for number in numbers]
 
 
 def _samples(values: list[Any]) -> list[str]:
@@ -312,7 +296,7 @@ def _samples(values: list[Any]) -> list[str]:
     for place, tensor in enumerate(tensors):
         if tensor.shape[0] == len(total):
             total += paddle_arrays.rows(tensor, place + 1)
-    return _as_hex(total)
+    return list(map(mixing.as_hex, total))
 
 
 def _nudge(optimizer: Any, parameters: Iterable[Any]) -> None:

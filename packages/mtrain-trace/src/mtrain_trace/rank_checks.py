@@ -14,7 +14,7 @@ EPOCHS = "epochs.jsonl"
 
 def findings(trace: Trace) -> list[str]:
     """Return in words what is wrong among the ranks of a training; empty for one rank."""
-    if trace.ranks < 2 or trace.described["sharded"]:
+    if trace.ranks < 2 or trace.optimizer_facts["sharded"]:
         return []
     return [*_starts(trace), *_saves(trace), *_metrics(trace), *_random_numbers(trace)]
 
@@ -53,6 +53,7 @@ def _starts(trace: Trace) -> list[str]:
 
 def _saves(trace: Trace) -> list[str]:
     """Say where several ranks write the same files."""
+    # A rank that writes a file many times counts once.
     writers = Counter(path for process in trace.processes for path in set(process.get("saves") or ()))
     shared = sorted(path for path, count in writers.items() if count > 1)
     if not shared:
@@ -72,6 +73,7 @@ def _metrics(trace: Trace) -> list[str]:
     for epoch, logs in sorted(by_epoch.items()):
         for name in logs[0]:
             values = [one[name] for one in logs if name in one]
+            # Averages over ranks differ in their last digits where each rank computes its own.
             if max(values) - min(values) > 1e-6 * max(map(abs, values)):
                 shown = ", ".join(f"{value:.6g}" for value in values[:4])
                 return [

@@ -22,17 +22,17 @@ AVERAGE = "averaged weights"
 
 
 @dataclass(frozen=True)
-class Row:
+class ArrayRow:
     """An array, or all arrays of a kind: a digest of the bits, the length, and a sketch."""
 
     digest: int
     norm: float
     sketch: list[float]
 
-    def plus(self, other: Row) -> Row:
+    def plus(self, other: ArrayRow) -> ArrayRow:
         """Return the row of both parts of an array that is split."""
         total = [a + b for a, b in zip(self.sketch, other.sketch)]
-        return Row((self.digest + other.digest) & mixing.MASK, (self.norm**2 + other.norm**2) ** 0.5, total)
+        return ArrayRow((self.digest + other.digest) & mixing.MASK, (self.norm**2 + other.norm**2) ** 0.5, total)
 
 
 @dataclass
@@ -84,11 +84,11 @@ class Update:
     """Seed that each rank has last given to its random numbers; None where it was not recorded."""
     states: list[str | None] = field(default_factory=list)
     """State with which the recurrent layer that is first called begins the update, of each rank: a digest, or ``recorder.ZEROS``."""
-    parts: dict[str, Row] = field(default_factory=dict)
+    parts: dict[str, ArrayRow] = field(default_factory=dict)
     """All gradients, weights, moments and buffers."""
     ranks_agree: dict[str, bool] = field(default_factory=dict)
     """By part: whether all ranks have the same bits, where no array is split."""
-    arrays: dict[str, dict[str, Row]] = field(default_factory=dict)
+    arrays: dict[str, dict[str, ArrayRow]] = field(default_factory=dict)
     """By part and name, at updates that were recorded in detail."""
     loss_parts: dict[str, float] = field(default_factory=dict)
     """Losses of which the whole consists, by name, where they were recorded."""
@@ -125,7 +125,7 @@ class Update:
 
 
 @dataclass(frozen=True)
-class Asked:
+class RequestedUpdates:
     """What the spec of a training asks of its updates; what was done otherwise can be named by its size."""
 
     clip: float
@@ -141,15 +141,15 @@ class Trace:
     folder: Path
     processes: list[dict[str, Any]]
     updates: list[Update]
-    start: dict[str, Row]
+    start: dict[str, ArrayRow]
     """Weights before the first update, by name."""
     optimizer: int = 0
     remarks: list[str] = field(default_factory=list)
-    before: dict[str, dict[str, Row]] = field(default_factory=dict)
+    before: dict[str, dict[str, ArrayRow]] = field(default_factory=dict)
     """Further parts of the state before the first update, by part and name."""
     start_agrees: bool = True
     """Whether all ranks began with the same weights, as far as it was recorded here."""
-    asked: Asked | None = None
+    asked: RequestedUpdates | None = None
     measured: dict[str, str] = field(default_factory=dict)
     """How parts were measured, where it was otherwise than by the recorder; only what was measured alike is compared."""
     models: list[str] = field(default_factory=list)
@@ -168,17 +168,17 @@ class Trace:
         return max(int(process.get("ranks", 1)) for process in self.processes)
 
     @property
-    def described(self) -> Mapping[str, Any]:
+    def optimizer_facts(self) -> Mapping[str, Any]:
         """Return what is known of the optimizer: its rule, groups, shapes."""
         return dict(self.processes[0]["optimizers"][self.optimizer])
 
     @property
     def groups(self) -> dict[str, int]:
         """Return the number of the parameter group of each array."""
-        return {name: number for number, group in enumerate(self.described["groups"]) for name in group}
+        return {name: number for number, group in enumerate(self.optimizer_facts["groups"]) for name in group}
 
     @property
-    def drifted(self) -> int | None:
+    def first_drift(self) -> int | None:
         """Return the number of updates after which the ranks first held different weights; None: never."""
         if not self.start_agrees:
             return 0
@@ -189,7 +189,7 @@ class Trace:
         """Return the training up to the given number of updates."""
         return self if updates >= len(self.updates) else replace(self, updates=self.updates[:updates])
 
-    def rows(self, part: str, place: int) -> dict[str, Row]:
+    def rows(self, part: str, place: int) -> dict[str, ArrayRow]:
         """Return the arrays of a part after the update at an index, which is -1 for before the first; empty: not recorded."""
         if place >= 0:
             return self.updates[place].arrays.get(part, {})
@@ -252,7 +252,7 @@ def _read(folder: Path, optimizer: int) -> Trace:
             f"{folder}: has {len(first['optimizers'])} optimizers; no number {optimizer} (they count from 0)"
         )
     sharded = bool(first["optimizers"][optimizer]["sharded"])
-    start: dict[str, Row] = {}
+    start: dict[str, ArrayRow] = {}
     joined: dict[int, Update] = {}
     for process in processes:
         for record in files.read_lines(process["folder"] / UPDATES):
@@ -263,12 +263,14 @@ def _read(folder: Path, optimizer: int) -> Trace:
             if record["optimizer"] == optimizer:
                 _add_arrays(joined, start, record, sharded=sharded)
     ranks = max((len(update.losses) for update in joined.values()), default=0)
+    # An update that some ranks lack is the last of a training that was killed.
     updates = [joined[number] for number in sorted(joined) if len(joined[number].losses) == ranks]
     if not updates:
         raise CannotTell(f"{folder}: no update was recorded; the training ended before its first optimizer step")
     for update in updates:
         if update.targets_summed:
             update.targets = Counter([f"{sum(update.target_sums) & mixing.MASK:016x}"])
+            # Pairs of sample and target cannot be told from a sum.
             update.rank_targets = [[] for _ in update.rank_targets]
         update.groups = update.groups or first["optimizers"][optimizer]["groups"]
     remarks = _remarks(folder, processes)
@@ -285,8 +287,7 @@ def _remarks(folder: Path, processes: list[dict[str, Any]]) -> list[str]:
     remarks = []
     ranks = max(int(process.get("ranks", 1)) for process in processes)
     held = {int(process["rank"]) for process in processes}
-    missing = [rank for rank in range(min(ranks, len(held) + 8)) if rank not in held]
-    if missing:
+    if missing := [rank for rank in range(min(ranks, len(held) + 8)) if rank not in held]:
         further = " and more" if ranks - len(held) > len(missing) else ""
         remarks.append(
             f"{folder}: ranks {missing}{further} of {ranks} left no trace; what is averaged over ranks is of the others"
@@ -300,7 +301,9 @@ def _remarks(folder: Path, processes: list[dict[str, Any]]) -> list[str]:
     return remarks
 
 
-def _add_arrays(joined: dict[int, Update], start: dict[str, Row], record: Mapping[str, Any], *, sharded: bool) -> None:
+def _add_arrays(
+    joined: dict[int, Update], start: dict[str, ArrayRow], record: Mapping[str, Any], *, sharded: bool
+) -> None:
     """Add one rank's record of each array, of an update or (number 0) of the start."""
     if record["update"] == 0:
         _join(start, _rows(record["weights"]), sharded=sharded)
@@ -333,26 +336,25 @@ def _processes(folder: Path) -> list[dict[str, Any]]:
             "Paddle or Keras (is it another framework, or did it end early?)"
         )
     ranks = Counter(int(process["rank"]) for process in found)
-    twice = [rank for rank, count in ranks.items() if count > 1]
-    if twice:
+    if twice := [rank for rank, count in ranks.items() if count > 1]:
         raise TraceError(
             f"{folder}: rank {twice[0]} has {ranks[twice[0]]} traces, of several starts; record each into a folder of its own"
         )
     return found
 
 
-def _rows(arrays: Mapping[str, Any]) -> dict[str, Row]:
+def _rows(arrays: Mapping[str, Any]) -> dict[str, ArrayRow]:
     return {name: _row(row[0], math.sqrt(row[1]), row[2]) for name, row in arrays.items()}
 
 
-def _row(digest: str, norm: float, sketch: list[float]) -> Row:
+def _row(digest: str, norm: float, sketch: list[float]) -> ArrayRow:
     if len(sketch) != mixing.LENGTH:
         raise ValueError(f"a sketch of {len(sketch)} numbers; expected {mixing.LENGTH}")
     sum(sketch)  # of anything but numbers there is none
-    return Row(int(digest, 16), float(norm), sketch)
+    return ArrayRow(int(digest, 16), float(norm), sketch)
 
 
-def _join(into: dict[str, Row], rows: Mapping[str, Row], *, sharded: bool) -> None:
+def _join(into: dict[str, ArrayRow], rows: Mapping[str, ArrayRow], *, sharded: bool) -> None:
     """Add a rank's rows: parts of split arrays add up, and of copies the first rank's counts."""
     for name, row in rows.items():
         if name not in into:

@@ -17,14 +17,16 @@ from multiprocessing import util
 from pathlib import Path
 from typing import IO, Any
 
-from mtrain_trace import masking
+from mtrain_trace import masking, mixing
 
+# Most faults of a set-up show at once.
 FIRST_DETAILED = 8
-"""Updates at the beginning whose arrays are recorded one by one: most faults of a set-up show at once."""
+"""Updates at the beginning whose arrays are recorded one by one."""
 DETAILED_EVERY = 50
 PROCESS, UPDATES, ARRAYS = "process.json", "updates.jsonl", "arrays.jsonl"
+# Digests and sketches of another form are made otherwise, so nothing of two forms can be compared.
 FORM = 2
-"""Number of this form of traces. Digests and sketches of another one are made otherwise, and none of them can be compared."""
+"""Number of this form of traces."""
 ZEROS = "zeros"
 """State of a recurrent layer that begins with nothing of the update before."""
 EVERY_VARIABLE, AT_VARIABLE, NUDGE_VARIABLE = "MTRAIN_TRACE_EVERY", "MTRAIN_TRACE_AT", "MTRAIN_TRACE_NUDGE"
@@ -99,12 +101,21 @@ class Recorder:
         self._files[file].write(json.dumps(record, separators=(",", ":")) + "\n")
         self._files[file].flush()  # a training that is killed leaves a whole trace up to there
 
+    def write_update(self, record: dict[str, Any], parts: Mapping[str, Mapping[str, list[Any]]]) -> None:
+        """Append an update, and each of its arrays where it is recorded in detail; ``parts``: rows of the arrays by name."""
+        for part, arrays in parts.items():
+            record[part] = mixing.together(arrays.values())
+        self.write(UPDATES, record)
+        if parts and self.is_detailed(record["update"]):
+            self.write(ARRAYS, {"update": record["update"], "optimizer": record["optimizer"], **parts})
+
     def end_after(self, updates: int) -> None:
         """End this process if it has made as many updates as are asked for; nothing of it runs afterwards."""
         if self.updates and updates >= self.updates:
             self.close()
             sys.stdout.flush()
             sys.stderr.flush()
+            # The training must not go on in handlers of exit, such as a last checkpoint.
             os._exit(0)
 
     def close(self) -> None:
@@ -128,6 +139,7 @@ class Recorder:
             rank, _ = place()
             self._folder = self.out / f"rank-{rank:05d}-{socket.gethostname()}-{os.getpid()}"
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            # A fork of this process (a data worker) inherits the recorder and must write nothing.
             self._process = os.getpid()
             atexit.register(self.close)
             util.Finalize(None, self.close, exitpriority=0)  # processes of multiprocessing end without atexit

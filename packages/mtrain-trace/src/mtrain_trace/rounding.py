@@ -11,17 +11,18 @@ from mtrain_trace.reading import AVERAGE
 
 FIRST = {LOSS: 1e-5, GRADIENT: 1e-3, CLIP: 1e-3, MOMENTS: 1e-3, WEIGHTS: 1e-3, BUFFERS: 1e-4, AVERAGE: 1e-3}
 """Relative differences up to these count as rounding of float32 where all that comes before has the same bits."""
+# Later differences may be larger: rules that divide by the size of a gradient make much of the rounding of a small one.
 FLOORS = {LOSS: 1e-5, GRADIENT: 1e-3, CLIP: 1e-3, MOMENTS: 1e-2, WEIGHTS: 1e-2, BUFFERS: 1e-4, AVERAGE: 1e-2}
-"""The same wherever they appear: rules that divide by the size of a gradient make much of the rounding of a small one."""
+"""The same wherever they appear."""
 FIRST_GRADIENT = 2e-4
 """The same of the first gradient in float32, in which nothing has grown yet."""
 NARROW_FLOORS = {LOSS: 1e-2, GRADIENT: 0.1, CLIP: 0.1, MOMENTS: 0.3, WEIGHTS: 0.3, BUFFERS: 2e-2, AVERAGE: 0.3}
 """The same where a side computes in bfloat16 or float16."""
 JUMP = 30.0
 """Rounding grows by less than this factor over what it had reached before; more is a new cause."""
+# A nudge rounds the weights once, a training rounds in each layer.
 GROWTH = 10.0
-"""A difference up to this multiple of that of a nudged repetition is rounding: a nudge rounds the weights once, a training
-rounds in each layer."""
+"""A difference up to this multiple of that of a nudged repetition is rounding."""
 
 
 @dataclass(frozen=True)

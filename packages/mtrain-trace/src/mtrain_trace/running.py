@@ -19,7 +19,7 @@ PROBE_BYTES = 64 << 10
 
 
 @dataclass(frozen=True)
-class Settings:
+class RecordingSettings:
     """What is recorded of a command."""
 
     every: int = 1
@@ -45,7 +45,7 @@ class Settings:
 def run(
     command: Sequence[str],
     out: Path,
-    settings: Settings,
+    settings: RecordingSettings,
     *,
     variables: Mapping[str, str] | None = None,
     log: IO[str] | None = None,
@@ -68,6 +68,7 @@ def run(
     if problem := refusal_of_disk(out):
         raise TraceError(problem)
     boot = str(Path(__file__).resolve().parent / "boot")
+    # Every Python process of the command begins with `boot/sitecustomize.py`, however it is started.
     environment["PYTHONPATH"] = os.pathsep.join([boot, *filter(None, [environment.get("PYTHONPATH")])])
     environment.update(settings.variables(out))
     try:

@@ -65,6 +65,7 @@ class AfterImport(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def exec_module(self, module: ModuleType) -> None:
         """Import the module, and call its function."""
         spec = self._specs[module.__name__]
+        # Libraries look at these two for the files of a module, and pickle by them.
         module.__spec__ = spec
         module.__loader__ = spec.loader
         loader: Any = spec.loader
@@ -108,6 +109,7 @@ class Connection:
         for name in list(waiting):
             if name in sys.modules:
                 waiting.pop(name)(sys.modules[name])
+        # First, or the usual finders would import the framework before anybody is told.
         sys.meta_path.insert(0, AfterImport(waiting))
 
     def _torch(self, _: ModuleType) -> None:

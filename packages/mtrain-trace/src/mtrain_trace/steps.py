@@ -14,7 +14,7 @@ import numpy as np
 
 from mtrain_trace import mixing
 from mtrain_trace.differences import MOMENTS, WEIGHTS, settings_by_array
-from mtrain_trace.reading import AVERAGE, Row, Trace, Update
+from mtrain_trace.reading import AVERAGE, ArrayRow, Trace, Update
 
 EXPLAINED = 0.03
 """Largest remainder that an explanation may leave, as a share of the difference."""
@@ -25,7 +25,7 @@ WITHOUT_RUNNING = ("lion", "rmsprop", "adadelta")
 
 
 @dataclass(frozen=True)
-class Step:
+class UpdateStep:
     """One update of two trainings that had the same state before it."""
 
     a: Trace
@@ -40,7 +40,7 @@ class Step:
     @property
     def rule(self) -> str:
         """Return the name of the optimizer's rule in small letters."""
-        return str(self.a.described["rule"]).lower()
+        return str(self.a.optimizer_facts["rule"]).lower()
 
     @property
     def is_plain(self) -> bool:
@@ -79,7 +79,7 @@ class Step:
         """Return whether all running gradients were 0 before the update."""
         return not any(self.before(MOMENTS, name).any() for name in self.running)
 
-    def after(self, trace: Trace, part: str) -> dict[str, Row]:
+    def after(self, trace: Trace, part: str) -> dict[str, ArrayRow]:
         """Return the arrays of a part after the update."""
         return trace.rows(part, self.place)
 
@@ -93,20 +93,20 @@ class Step:
         mine, other = self.after(self.a, part)[name], self.after(self.b, part)[name]
         return np.asarray(other.sketch) - np.asarray(mine.sketch)
 
-    def moved(self, trace: Trace, name: str) -> Any:
+    def way_of(self, trace: Trace, name: str) -> Any:
         """Return the sketch of the step of a weight."""
         return np.asarray(self.after(trace, WEIGHTS)[name].sketch) - self.before(WEIGHTS, name)
 
-    def added(self, name: str) -> Any:
+    def gain_of(self, name: str) -> Any:
         """Return the sketch of what A has added to a running gradient."""
         return np.asarray(self.after(self.a, MOMENTS)[name].sketch) - self.momentum * self.before(MOMENTS, name)
 
     def gradient(self, name: str) -> Any:
         """Return the sketch of the gradient that A has added to a running gradient, without weight decay."""
         if not self.has_one_measure or self.rule not in ("sgd", "adam"):
-            return self.added(name)
+            return self.gain_of(name)
         decay = self.options(weight_of(name)).get("weight_decay", 0.0)
-        return self.added(name) - self.share * decay * self.before(WEIGHTS, weight_of(name))
+        return self.gain_of(name) - self.share * decay * self.before(WEIGHTS, weight_of(name))
 
     def options(self, weight: str) -> dict[str, Any]:
         """Return the options of the parameter group of a weight."""
@@ -145,13 +145,14 @@ def fit(change: Any, direction: Any) -> tuple[float, float]:
     """Return (share of ``change`` that remains, factor) of the best ``factor * direction``."""
     with np.errstate(over="ignore"):
         squared = float(np.sum(direction**2))
+    # A direction without length, or numbers that are too large to square, explain nothing.
     if not squared or not change.any() or not math.isfinite(squared) or not np.isfinite(change).all():
         return 1.0, 0.0
     factor = float(change @ direction) / squared
     return float(np.linalg.norm(change - factor * direction) / np.linalg.norm(change)), factor
 
 
-def moments(step: Step) -> str:
+def moments(step: UpdateStep) -> str:
     """Explain running gradients that differ at the same gradient; empty where nothing explains them."""
     names = step.running
     if not names:
@@ -161,7 +162,8 @@ def moments(step: Step) -> str:
         return "the running squares of the gradient are not the same: look at beta2"
     kept = np.concatenate([step.before(MOMENTS, name) for name in names])
     if not step.is_plain:  # A mean: what is not kept of it is added.
-        kept = kept - np.concatenate([step.added(name) for name in names]) / step.share
+        kept = kept - np.concatenate([step.gain_of(name) for name in names]) / step.share
+    # Each attempt says how much of the difference one change leaves unexplained; the least wins.
     attempts = [(*fit(change, np.concatenate([step.gradient(name) for name in names])), _explain_length)]
     attempts.append((*fit(change, kept), _other_momentum))
     if step.has_one_measure:
@@ -173,7 +175,7 @@ def moments(step: Step) -> str:
     return _decays(step, names)
 
 
-def _decays(step: Step, names: list[str]) -> str:
+def _decays(step: UpdateStep, names: list[str]) -> str:
     """Name the weights whose decay differs, each on its own; empty where decay explains none of them."""
     if not step.has_one_measure:
         return ""
@@ -186,12 +188,11 @@ def _decays(step: Step, names: list[str]) -> str:
     return f"loss and gradient are the same, the moments are not: {'; '.join(found)}" if found else ""
 
 
-def _explain_length(step: Step, change: float) -> str:
+def _explain_length(step: UpdateStep, change: float) -> str:
     """Explain a gradient that B has applied ``1 + change`` times as long as A."""
     factor = 1 + change
     front = "loss and gradient norm are the same, the gradient that is applied is not"
-    clipped = _other_clip(step, factor)
-    if clipped:
+    if clipped := _other_clip(step, factor):
         return f"{front}: it {clipped}"
     reason = named_factor(factor, step.b.ranks, step.b.updates[step.place].micro_batches)
     momentum = 1 - factor * step.share
@@ -200,7 +201,7 @@ def _explain_length(step: Step, change: float) -> str:
     return f"{front}: it is {factor:.4g} times as large" + (f", {reason}" if reason else "")
 
 
-def _other_clip(step: Step, factor: float) -> str:
+def _other_clip(step: UpdateStep, factor: float) -> str:
     """Say how a gradient that is applied ``factor`` times as long was clipped; empty where clipping explains nothing."""
     norm, asked = step.ours.norm_before, step.a.asked
     if norm is None or asked is None:
@@ -215,25 +216,25 @@ def _other_clip(step: Step, factor: float) -> str:
     return ""
 
 
-def _other_momentum(step: Step, change: float) -> str:
+def _other_momentum(step: UpdateStep, change: float) -> str:
     known = f"{step.momentum:.4g} was asked for" if step.a.asked else f"that of A {step.momentum:.4g}"
     return f"its momentum is {step.momentum + change:.4g}, {known}"
 
 
-def _other_decay(step: Step, change: float) -> str:
+def _other_decay(step: UpdateStep, change: float) -> str:
     return f"its weight decay differs from {_source(step)} by {change:+.2g}"
 
 
-def _source(step: Step) -> str:
+def _source(step: UpdateStep) -> str:
     return "the spec's" if step.a.asked else "that of A"
 
 
-def weights(step: Step) -> str:
+def weights(step: UpdateStep) -> str:
     """Explain a step of the weights that differs at the same moments; empty where nothing explains it."""
     names = step.weights
     if not names:
         return ""
-    ours, theirs = (np.concatenate([step.moved(trace, name) for name in names]) for trace in (step.a, step.b))
+    ours, theirs = (np.concatenate([step.way_of(trace, name) for name in names]) for trace in (step.a, step.b))
     if step.has_one_measure and step.is_plain and step.running:
         if _is(theirs, np.concatenate([_plain(step, name) for name in names])):
             return "moments are the same, its step is the plain momentum: nesterov is off"
@@ -249,27 +250,26 @@ def weights(step: Step) -> str:
     return f"moments are the same, its step is {1 + change:.4g} times as long{_reason_of_length(step, 1 + change)}"
 
 
-def _running_of(step: Step, weight: str) -> str:
+def _running_of(step: UpdateStep, weight: str) -> str:
     return next(name for name in step.running if weight_of(name) == weight)
 
 
-def _plain(step: Step, weight: str) -> Any:
+def _plain(step: UpdateStep, weight: str) -> Any:
     """Return the sketch of the step of sgd with momentum."""
     momentum = np.asarray(step.after(step.a, MOMENTS)[_running_of(step, weight)].sketch)
     return -float(step.options(weight)["lr"]) * momentum
 
 
-def _ahead(step: Step, weight: str) -> Any:
+def _ahead(step: UpdateStep, weight: str) -> Any:
     """Return the sketch of the step of sgd with nesterov's momentum."""
     name = _running_of(step, weight)
     momentum = np.asarray(step.after(step.a, MOMENTS)[name].sketch)
-    return -float(step.options(weight)["lr"]) * (step.added(name) + step.momentum * momentum)
+    return -float(step.options(weight)["lr"]) * (step.gain_of(name) + step.momentum * momentum)
 
 
-def _reason_of_length(step: Step, factor: float) -> str:
+def _reason_of_length(step: UpdateStep, factor: float) -> str:
     """Explain a step that is ``factor`` times as long. In the first one nesterov's ``1 + momentum`` acts like the rate."""
-    known = named_factor(factor, step.b.ranks, step.b.updates[step.place].micro_batches)
-    if known:
+    if known := named_factor(factor, step.b.ranks, step.b.updates[step.place].micro_batches):
         return f", {known}: look at the learning rate"
     momentum = factor * (1 + step.momentum) - 1
     if step.is_first and step.ours.rates[-1].get("nesterov") and 0 <= momentum < 1:
@@ -277,7 +277,7 @@ def _reason_of_length(step: Step, factor: float) -> str:
     return ": look at the learning rate"
 
 
-def average(step: Step) -> str:
+def average(step: UpdateStep) -> str:
     """Explain an average of the weights that differs at the same weights; empty where no share explains it."""
     if step.a.asked is None or not step.a.asked.keep:
         return ""

@@ -7,14 +7,17 @@ They become a part of the graph that ``tf.function`` or a session runs, so an up
 from __future__ import annotations
 
 import functools
-import sys
 from typing import Any, Callable
 
 import numpy as np
 import tensorflow as tf
 
+from mtrain_trace import wrapping
 from mtrain_trace.recorder import Recorder
 from mtrain_trace.tensorflow_listener import TensorflowListener
+from mtrain_trace.wrapping import argument, attempt
+
+wrap = functools.partial(wrapping.wrap, attempt)
 
 
 class Hooks:
@@ -79,17 +82,17 @@ class Hooks:
             _hand_over(self._listener.see_samples, tensors)
 
     def _targets(self, arguments: Any, keywords: Any) -> None:
-        target = keywords.get("y_true", arguments[1] if len(arguments) > 1 else None)
+        target = argument(arguments, keywords, 1, "y_true")
         if self._is_training and tf.is_tensor(target) and target.shape.rank not in (None, 0):
             _hand_over(self._listener.see_targets, [target])
 
     def _tape(self, arguments: Any, keywords: Any) -> None:
-        loss = keywords.get("target", arguments[1] if len(arguments) > 1 else None)
+        loss = argument(arguments, keywords, 1, "target")
         if tf.is_tensor(loss) and loss.shape.rank == 0:
             _hand_over(self._listener.see_loss, [loss])
 
     def _v1_loss(self, arguments: Any, keywords: Any) -> None:
-        loss = keywords.get("loss", arguments[1] if len(arguments) > 1 else None)
+        loss = argument(arguments, keywords, 1, "loss")
         if tf.is_tensor(loss):
             self._loss = loss
 
@@ -107,13 +110,13 @@ class Hooks:
                 listener.see_epoch(epoch, logs)
 
         @functools.wraps(original)
-        def made(callbacks: Any, *arguments: Any, **keywords: Any) -> None:
+        def begin(callbacks: Any, *arguments: Any, **keywords: Any) -> None:
             original(callbacks, *arguments, **keywords)
             last = Last()
             last.set_model(keywords.get("model"))
             callbacks.callbacks.append(last)
 
-        list_class.__init__ = made
+        list_class.__init__ = begin
 
     def _wrap_step(self, owner: Any, options_of: Callable[..., Any], slots_of: Callable[..., Any]) -> None:
         original = owner.apply_gradients
@@ -253,40 +256,14 @@ def _number(value: Any) -> Any:
 def _hand_over(note: Callable[..., None], tensors: list[Any]) -> Any:
     """Call ``note`` with the values of tensors: at once, or whenever the graph that is being made is run."""
 
-    def called(*values: Any) -> Any:
+    def call(*values: Any) -> Any:
         attempt(note, *values)
         return np.int32(0)
 
     if tf.executing_eagerly():
-        called(*(np.asarray(tensor) for tensor in tensors))
+        call(*(np.asarray(tensor) for tensor in tensors))
         return None
-    return tf.numpy_function(called, tensors, tf.int32, stateful=True)
-
-
-def wrap(owner: Any, name: str, *, before: Callable[..., None]) -> None:
-    """Replace a method by one that first calls ``before(arguments, keywords)``."""
-    original = getattr(owner, name)
-
-    @functools.wraps(original)
-    def wrapped(*arguments: Any, **keywords: Any) -> Any:
-        attempt(before, arguments, keywords)
-        return original(*arguments, **keywords)
-
-    setattr(owner, name, wrapped)
-
-
-_failures: list[str] = []
-
-
-def attempt(note: Callable[..., Any], *arguments: Any) -> Any:
-    """Call ``note``; a failure is printed once, and never ends the training that is being recorded."""
-    try:
-        return note(*arguments)
-    except Exception as error:
-        if not _failures:
-            print(f"mtrain-trace: cannot record this training: {type(error).__name__}: {error}", file=sys.stderr)
-        _failures.append(str(error))
-        return None
+    return tf.numpy_function(call, tensors, tf.int32, stateful=True)
 
 
 def install(out: Recorder) -> TensorflowListener:

@@ -34,11 +34,11 @@ class TensorflowListener:
         """Note the samples of a pass: rows of the first array, and of others with as many."""
         count = len(arrays[0])
         total = sum(mixing.rows(array, place + 1) for place, array in enumerate(arrays) if len(array) == count)
-        self._micro["samples"] += [f"{int(number) & mixing.MASK:016x}" for number in np.atleast_1d(total)]
+        self._micro["samples"] += map(mixing.as_hex, np.atleast_1d(total))
 
     def see_targets(self, target: Any) -> None:
         """Note the targets of a loss."""
-        self._micro["targets"] += [f"{int(number) & mixing.MASK:016x}" for number in mixing.rows(target, 1)]
+        self._micro["targets"] += map(mixing.as_hex, mixing.rows(target, 1))
 
     def see_loss(self, loss: Any) -> None:
         """Note the loss of a pass; the last one before a step counts."""
@@ -47,16 +47,8 @@ class TensorflowListener:
     def describe(self, rule: str, shapes: dict[str, list[int]], dtypes: list[str], facts: dict[str, Any]) -> int:
         """Take another optimizer, and return its number."""
         self._facts = {**recorder.facts_of_process(), **facts}
-        self._optimizers.append(
-            {
-                "rule": rule,
-                "groups": [list(shapes)],
-                "shapes": shapes,
-                "dtypes": dtypes,
-                "sharded": False,
-                "unseen": [],
-            }
-        )
+        described = {"rule": rule, "groups": [list(shapes)], "shapes": shapes, "dtypes": dtypes}
+        self._optimizers.append({**described, "sharded": False, "unseen": []})
         return len(self._optimizers) - 1
 
     def before_step(
@@ -83,7 +75,8 @@ class TensorflowListener:
             "rates": [options],
             "steps": steps,
             "rng": self._random(states) if self._out.is_detailed(update) else None,
-            "weights_changed_outside": number in self._last and self._last[number] != _digest(begin),
+            "weights_changed_outside": number in self._last
+            and self._last[number] != mixing.digest_of_rows(begin.values()),
             "skipped": False,
             "micro_batches": [micro],
             "clip": None,
@@ -100,17 +93,12 @@ class TensorflowListener:
         record = self._open.pop(number)
         parts = record.pop("parts")
         left = _measure(names, weights)
-        self._last[number] = _digest(left)
-        update = record["update"]
-        if self._out.is_full(update):
+        self._last[number] = mixing.digest_of_rows(left.values())
+        if self._out.is_full(record["update"]):
             parts["weights"] = left
             if moments:
                 parts["moments"] = _measure(list(moments), list(moments.values()))
-        for part, arrays in parts.items():
-            record[part] = mixing.together(arrays.values())
-        self._out.write(recorder.UPDATES, record)
-        if parts and self._out.is_detailed(update):
-            self._out.write(recorder.ARRAYS, {"update": update, "optimizer": number, **parts})
+        self._out.write_update(record, parts)
 
     def see_epoch(self, epoch: int, logs: dict[str, Any]) -> None:
         """Note the metrics of an epoch."""
@@ -139,9 +127,5 @@ def _measure(names: list[str], arrays: list[Any]) -> dict[str, Any]:
     for name, array in zip(names, arrays):
         flat = np.asarray(array).reshape(-1).astype(np.float64)
         row = [float(f"{value:.7g}") for value in mixing.sketch(array, name)]
-        found[name] = [f"{mixing.digest(array, name):016x}", float(flat @ flat), row]
+        found[name] = [mixing.as_hex(mixing.digest(array, name)), float(flat @ flat), row]
     return found
-
-
-def _digest(arrays: dict[str, Any]) -> int:
-    return sum(int(row[0], 16) for row in arrays.values()) & mixing.MASK

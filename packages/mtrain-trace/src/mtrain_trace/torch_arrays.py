@@ -132,7 +132,9 @@ def local_part(tensor: Any) -> tuple[Any, int]:
         return tensor, 0
     splits = [placement for placement in tensor.placements if not placement.is_replicate()]
     if not splits:
+        # Copies count once: the parts of all ranks are added up.
         return (tensor.to_local(), 0) if tensor.device_mesh.get_rank() == 0 else (tensor.to_local()[:0], 0)
+    # Other splits would take several stretches for each piece; no digest of rows serves them.
     if len(tensor.placements) > 1 or not splits[0].is_shard(0):
         raise ValueError(f"arrays that are split as {tensor.placements} are not recorded")
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
@@ -148,7 +150,7 @@ class Meter:
 
     def __init__(self) -> None:
         self._seeds: dict[str, int] = {}
-        self._layouts: dict[Any, tuple[Any, torch_mixing.Layout]] = {}
+        self._layouts: dict[Any, tuple[Any, torch_mixing.WeightLayout]] = {}
 
     def measure(self, part: str, pieces: Iterable[Piece], *, one_by_one: bool) -> Arrays | None:
         """Measure pieces on their devices, and start the copy of the results to the host; None where there are none.
@@ -166,17 +168,18 @@ class Meter:
             digests, floats = self._layout(part, key, group).measure([x for _, x, _ in group], one_by_one=one_by_one)
             names = [name for name, _, _ in group] if one_by_one else [""]
             lates.append((names, torch_mixing.Late(digests), torch_mixing.Late(floats)))
-        return Arrays(lates, one_by_one=one_by_one) if lates else None
+        return Arrays(lates) if lates else None
 
-    def _layout(self, part: str, key: tuple[Any, Any], group: list[Piece]) -> torch_mixing.Layout:
+    def _layout(self, part: str, key: tuple[Any, Any], group: list[Piece]) -> torch_mixing.WeightLayout:
         places = [(name, start, tensor.numel()) for name, tensor, start in group]
         place = (part, group[0][0], *key)  # an engine measures the arrays of a part group by group
+        # Layouts take as long as a measurement to make, and stay the same until a group is added.
         known = self._layouts.get(place)
         if known is None or known[0] != places:
             for name, _, _ in places:
                 if name not in self._seeds:
                     self._seeds[name] = mixing.name_seed(name)
-            layout = torch_mixing.Layout([(self._seeds[name], start, n) for name, start, n in places], *key)
+            layout = torch_mixing.WeightLayout([(self._seeds[name], start, n) for name, start, n in places], *key)
             known = self._layouts[place] = (places, layout)
         return known[1]
 
@@ -184,13 +187,12 @@ class Meter:
 class Arrays:
     """Digests, squared lengths and sketches of the arrays of one part, on their way to the host."""
 
-    def __init__(self, lates: list[tuple[list[str], Any, Any]], *, one_by_one: bool) -> None:
+    def __init__(self, lates: list[tuple[list[str], Any, Any]]) -> None:
         self._lates = lates
-        self.one_by_one = one_by_one
 
-    def joined(self, other: Arrays | None) -> Arrays:
+    def join(self, other: Arrays | None) -> Arrays:
         """Return these arrays and further ones of the same part."""
-        return self if other is None else Arrays([*self._lates, *other._lates], one_by_one=self.one_by_one)
+        return self if other is None else Arrays([*self._lates, *other._lates])
 
     def read(self) -> dict[str, list[Any]]:
         """Return [digest, length squared, sketch] by name, as lines of a trace hold them; the pieces of an array are added up.
@@ -206,6 +208,5 @@ class Arrays:
                     sketch = [a + b for a, b in zip(before[2], sketch)]
                 found[name] = [digest, square, sketch]
         return {
-            name: [f"{row[0] & mixing.MASK:016x}", row[1], [float(f"{x:.9g}") for x in row[2]]]
-            for name, row in found.items()
+            name: [mixing.as_hex(row[0]), row[1], [float(f"{x:.9g}") for x in row[2]]] for name, row in found.items()
         }

@@ -135,6 +135,7 @@ def _holding(engine: Any) -> Holding | None:
     segments: dict[int, list[Segment]] = {id(flat): [] for flat in flats}
     for number, segment in placed:
         segments[id(flats[number])].append(segment)
+    # Without ZeRO each rank holds whole copies, which are not added up.
     sharded = not hasattr(optimizer, "fp32_groups_flat")
     groups = _groups(optimizer, named)
     return Holding(flats, segments=segments, groups=groups, shapes=_shapes(named), sharded=sharded)
@@ -187,6 +188,7 @@ def _groups(optimizer: Any, named: list[tuple[str, Any]]) -> list[list[str]]:
     """Return the names of the arrays of each parameter group."""
     names = {id(parameter): name for name, parameter in named}
     held = getattr(optimizer, "bit16_groups", None) or optimizer.fp16_groups
+    # Stage 3 divides the groups of the script into parts of limited size.
     which = getattr(optimizer, "sub_group_to_group_id", None) or {}
     groups: dict[int, list[str]] = {}
     for number, parameters in enumerate(held):

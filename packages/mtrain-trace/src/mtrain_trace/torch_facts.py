@@ -20,6 +20,7 @@ def facts_of_torch(roots: list[Any]) -> dict[str, Any]:
     compiled = dynamo is not None and any(type(root).__name__ == "OptimizedModule" for root in roots)
     dtypes = {str(p.dtype).split(".")[-1] for root in roots for p in root.parameters() if p.is_floating_point()}
     parts = [part for root in roots for part in root.modules()]
+    # FSDP2 has no wrapper: its settings are found in the state that it attaches to modules.
     states = [part._get_fsdp_state() for part in parts if hasattr(part, "_get_fsdp_state")]
     casts = {getattr(getattr(state, "_mp_policy", None), "param_dtype", None) for state in states} - {None}
     return {
@@ -61,6 +62,7 @@ def options_of(group: dict[str, Any]) -> dict[str, Any]:
     """Return the settings of a parameter group: learning rate, momentum, decay and all else that JSON can hold."""
     options = {}
     for key, value in group.items():
+        # Reading a rate on a device would wait for it at every update.
         if isinstance(value, torch.Tensor) and value.numel() == 1 and value.device.type == "cpu":
             value = value.item()
         if isinstance(value, (tuple, list)) and all(isinstance(part, (bool, int, float)) for part in value):

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import functools
 import math
-import sys
 from typing import Any, Callable
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from mtrain_trace import torch_facts
+from mtrain_trace import torch_facts, wrapping
 from mtrain_trace.recorder import Recorder
 from mtrain_trace.torch_listener import TorchListener
+from mtrain_trace.wrapping import argument
 
 TARGET_LOSSES = (
     "cross_entropy",
@@ -41,11 +41,13 @@ def install(out: Recorder) -> TorchListener:
     register_optimizer_step_post_hook(lambda optimizer, *_: attempt(listener.after_step, optimizer))
     _wrap_calls(listener)
     wrap(torch.autograd, "backward", before=lambda arguments, _: listener.see_backward(arguments[0]))
+    # Scripts import the function from both, and each module has a reference of its own.
     for owner in (torch.nn.utils, torch.nn.utils.clip_grad):
         wrap(owner, "clip_grad_norm_", after=functools.partial(_note_clip, listener))
     for name in TARGET_LOSSES:
         wrap(torch.nn.functional, name, before=functools.partial(_note_target, listener))
     scaler = getattr(torch.amp, "GradScaler", None) or torch.cuda.amp.GradScaler  # torch before 2.3 has the latter only
+    # Loops clear gradients through either, and a model may hold more of them than its optimizer.
     for kind in (torch.optim.Optimizer, torch.nn.Module):
         wrap(kind, "zero_grad", before=lambda *_: listener.see_cleared())
     wrap(scaler, "scale", after=lambda arguments, _, __: listener.see_scale(getattr(arguments[0], "_scale", None)))
@@ -66,7 +68,7 @@ def _wrap_calls(listener: TorchListener) -> None:
         if isinstance(self, TIME_FIRST) and torch.is_grad_enabled():
             attempt(_note_batch, listener, self, arguments, keywords)
         if isinstance(self, RECURRENT) and torch.is_grad_enabled():
-            attempt(listener.see_state, keywords.get("hx", arguments[1] if len(arguments) > 1 else None))
+            attempt(listener.see_state, argument(arguments, keywords, 1, "hx"))
         listener.depth += 1
         try:
             return original(self, *arguments, **keywords)
@@ -84,29 +86,10 @@ def _wrap_scaler_step(listener: TorchListener, scaler: Any) -> None:
     def step(self: Any, optimizer: Any, *arguments: Any, **keywords: Any) -> Any:
         before = listener.updates_of(optimizer)
         result = original(self, optimizer, *arguments, **keywords)
-        attempt(listener.skipped, optimizer, before)
+        attempt(listener.note_skip, optimizer, before)
         return result
 
     scaler.step = step
-
-
-def wrap(owner: Any, name: str, *, before: Callable[..., None] | None = None, after: Any = None) -> None:
-    """Replace a function by one that also calls ``before(arguments, keywords)`` or ``after(arguments, keywords, result)``."""
-    original = getattr(owner, name)
-
-    @functools.wraps(original)
-    def wrapped(*arguments: Any, **keywords: Any) -> Any:
-        if before is not None and torch.is_grad_enabled():
-            attempt(before, arguments, keywords)
-        result = original(*arguments, **keywords)
-        if after is not None:
-            attempt(after, arguments, keywords, result)
-        return result
-
-    setattr(owner, name, wrapped)
-
-
-_failures: list[str] = []
 
 
 def attempt(note: Callable[..., None], *arguments: Any) -> None:
@@ -116,30 +99,27 @@ def attempt(note: Callable[..., None], *arguments: Any) -> None:
 
 def keep_from(dynamo: Any) -> None:
     """Keep the recorder out of what torch compiles: a compiled step of an optimizer calls its hooks as they are."""
+    # A graph break in each hook, or a recorder that is compiled, would change the program that is observed.
     _attempt[0] = dynamo.disable(_attempt_eagerly)
 
 
 def _attempt_eagerly(note: Callable[..., None], *arguments: Any) -> None:
-    try:
-        with torch.no_grad():
-            note(*arguments)
-    except Exception as error:
-        if not _failures:
-            print(f"mtrain-trace: cannot record this training: {type(error).__name__}: {error}", file=sys.stderr)
-        _failures.append(str(error))
+    with torch.no_grad():
+        wrapping.attempt(note, *arguments)
 
 
 _attempt: list[Callable[..., None]] = [_attempt_eagerly]
+wrap = functools.partial(wrapping.wrap, attempt, is_training=torch.is_grad_enabled)
 
 
 def _note_target(listener: TorchListener, arguments: Any, keywords: Any) -> None:
-    target = keywords.get("target", arguments[1] if len(arguments) > 1 else None)
+    target = argument(arguments, keywords, 1, "target")
     listener.see_target(target, summed=keywords.get("reduction") == "sum")
 
 
 def _note_batch(listener: TorchListener, layer: Any, arguments: Any, keywords: Any) -> None:
     """Note how many samples a layer of ``TIME_FIRST`` is given."""
-    given = arguments[0] if arguments else keywords.get("input", keywords.get("query"))
+    given = argument(arguments, keywords, 0, "input", "query")
     is_cell = isinstance(layer, torch.nn.RNNCellBase)
     axis = 0 if is_cell or layer.batch_first else 1
     if isinstance(given, torch.nn.utils.rnn.PackedSequence):
@@ -149,4 +129,4 @@ def _note_batch(listener: TorchListener, layer: Any, arguments: Any, keywords: A
 
 
 def _note_clip(listener: TorchListener, arguments: Any, keywords: Any, norm: Any) -> None:
-    listener.see_clip(norm, keywords.get("max_norm", arguments[1] if len(arguments) > 1 else math.inf))
+    listener.see_clip(norm, argument(arguments, keywords, 1, "max_norm", default=math.inf))

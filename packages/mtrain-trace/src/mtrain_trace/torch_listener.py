@@ -17,9 +17,6 @@ from mtrain_trace import mixing, naming, recorder, torch_arrays, torch_facts, to
 from mtrain_trace.recorder import ZEROS, Recorder
 from mtrain_trace.torch_arrays import Arrays, Holding, Meter, Piece
 
-LABELS = ("labels", "label", "targets", "target")
-"""Keyword arguments of models that hold the target of the loss."""
-
 
 @dataclass
 class _Inputs:
@@ -131,7 +128,7 @@ class _Open:
 
 
 @dataclass
-class _Watched:
+class _TorchOptimizer:
     """One optimizer, with what it holds."""
 
     number: int
@@ -165,7 +162,7 @@ class TorchListener:
         self._micro = _Micro()
         self._micro_batches: list[_Micro] = []
         self._clip: _Clip | None = None
-        self._watched: dict[int, _Watched] = {}
+        self._watched: dict[int, _TorchOptimizer] = {}
         self._described: list[dict[str, Any]] = []
         self._kept: list[Any] = []
         self._cuts: dict[int, int] = {}
@@ -181,13 +178,14 @@ class TorchListener:
             return
         if not any(known is module for known in self.roots):
             self.roots.append(module)
+        # A second forward pass of one backward pass has begun: the axis of the first one is decided.
         for earlier in self._micro.inputs[-1:]:
             earlier.read_later()
         modes = [part.training for part in module.modules()]
         self._micro.modes = (len(modes) - sum(modes), len(modes))
         self.see_autocast()
-        labels = [value for key, value in keywords.items() if key in LABELS]
-        found = _Inputs.of((arguments, {key: value for key, value in keywords.items() if key not in LABELS}))
+        labels, others = naming.split_labels(keywords)
+        found = _Inputs.of((arguments, others))
         if found is not None:
             self._micro.inputs.append(found)
         for label in labels:
@@ -247,8 +245,10 @@ class TorchListener:
             return
         losses = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
         scalars = [loss for loss in losses if isinstance(loss, torch.Tensor) and loss.numel() == 1]
+        # A backward pass from tensors that are no scalars, such as a stage's outputs, shows no loss.
         if not scalars or self.divisor is None:
             return
+        # In float64 the division adds no rounding to that of the loss.
         wide = [loss.detach().reshape(()).to(torch.float64) / self.divisor for loss in scalars]
         self._micro.losses = [torch_mixing.Late(loss) for loss in wide]
         for inputs in self._micro.inputs[-1:]:
@@ -286,6 +286,7 @@ class TorchListener:
         else:
             watched = self._watch(optimizer)
             watched.depth += 1
+            # A step that raised has left its depth behind; the next one begins anew.
             if watched.depth == 1 or watched.open is None:
                 watched.depth = 1
                 self._renew(watched, optimizer)
@@ -314,7 +315,7 @@ class TorchListener:
         if not self.engine_steps:
             self.end_update(optimizer)
 
-    def skipped(self, optimizer: Any, updates: int) -> None:
+    def note_skip(self, optimizer: Any, updates: int) -> None:
         """Note that a gradient scaler has called no step: its gradients were not finite."""
         if not self.engine_steps and self.updates_of(optimizer) == updates:
             self._renew(self._watch(optimizer), optimizer)
@@ -336,6 +337,7 @@ class TorchListener:
         update = watched.updates
         micro_batches, self._micro_batches = self._micro_batches, []
         clip, self._clip = self._clip, None
+        # torch counts writes in place, so weights are compared without being read.
         versions = _versions(watched.holding)
         record = {
             "update": update,
@@ -362,6 +364,7 @@ class TorchListener:
         if self._clip is not None:
             done.clip, self._clip = self._clip, None
         done.record["skipped"] = not done.stepped
+        # By the next update all copies have arrived: writing then waits for no device.
         watched.outstanding = lambda: self._write(done)
 
     def flush(self) -> None:
@@ -375,7 +378,7 @@ class TorchListener:
 
     def watch(self, optimizer: Any, holding: Holding) -> None:
         """Begin to watch an optimizer: its names and its weights before the first step are recorded."""
-        watched = _Watched(len(self._described), holding)
+        watched = _TorchOptimizer(len(self._described), holding)
         self._watched[id(optimizer)] = watched
         self._kept.append(optimizer)  # an identity stays one object's while that lives
         if self._out.nudge:
@@ -404,37 +407,38 @@ class TorchListener:
         """Return whether an optimizer is known."""
         return id(optimizer) in self._watched
 
-    def _watch(self, optimizer: Any) -> _Watched:
+    def _watch(self, optimizer: Any) -> _TorchOptimizer:
         if id(optimizer) not in self._watched:
+            # A resume or a scheduler may make another optimizer object of the same parameters.
             held = {id(parameter) for parameter in torch_arrays.parameters_of(optimizer)}
             # One whose step is running is wrapped around this one, and stays another optimizer.
-            known = [one for one in self._watched.values() if one.open is None and held == set(one.holding.names)]
-            if known:
+            if known := [one for one in self._watched.values() if one.open is None and held == set(one.holding.names)]:
                 self._watched[id(optimizer)] = known[-1]
                 self._kept.append(optimizer)
             else:
                 self.watch(optimizer, torch_arrays.plain_holding(optimizer, self.roots))
         return self._watched[id(optimizer)]
 
-    def _changes_of(self, watched: _Watched, optimizer: Any) -> dict[str, Any]:
+    def _changes_of(self, watched: _TorchOptimizer, optimizer: Any) -> dict[str, Any]:
         """Return what of an optimizer is no longer as it was described, because another object or group has come."""
         if self.engine_steps:
             return {}
+        # The optimizer inside of an engine holds flat arrays; their groups were described by what lies in them.
         names, described = watched.holding.names, self._described[watched.number]
         groups = [[names[id(p)] for p in group["params"]] for group in optimizer.param_groups]
         changed: dict[str, Any] = {} if groups == described["groups"] else {"groups": groups}
         return changed if watched.last in (None, id(optimizer)) else {**changed, "renewed": True}
 
-    def _renew(self, watched: _Watched, optimizer: Any) -> None:
+    def _renew(self, watched: _TorchOptimizer, optimizer: Any) -> None:
         """Look again at what an optimizer holds where a parameter group was added."""
         if any(id(p) not in watched.holding.names for p in torch_arrays.parameters_of(optimizer)):
             watched.holding = torch_arrays.plain_holding(optimizer, self.roots)
 
-    def _measure(self, watched: _Watched, part: str, pieces: Iterator[Piece]) -> None:
+    def _measure(self, watched: _TorchOptimizer, part: str, pieces: Iterator[Piece]) -> None:
         if watched.open is not None:
             measured = watched.meter.measure(part, pieces, one_by_one=self._out.is_detailed(watched.updates))
             before = watched.open.parts.get(part) if self.engine_steps else None  # ZeRO takes a step for each group
-            watched.open.parts[part] = measured if before is None else before.joined(measured)
+            watched.open.parts[part] = measured if before is None else before.join(measured)
 
     def _write(self, done: _Open) -> None:
         """Write one update to the files; all copies to the host were started an update ago."""
@@ -443,17 +447,8 @@ class TorchListener:
         record["clip"] = None if done.clip is None else done.clip.read()
         if done.clip is not None and done.clip.passes is not None and done.clip.passes < len(done.micro_batches):
             record["clip"]["early"] = True
-        arrays: dict[str, Any] = {}
-        for part, measured in done.parts.items():
-            if measured is None:
-                continue
-            read = measured.read()
-            if measured.one_by_one:
-                arrays[part] = read
-            record[part] = mixing.together(read.values())
-        self._out.write(recorder.UPDATES, record)
-        if arrays:
-            self._out.write(recorder.ARRAYS, {"update": record["update"], "optimizer": record["optimizer"], **arrays})
+        parts = {part: measured.read() for part, measured in done.parts.items() if measured is not None}
+        self._out.write_update(record, parts)
 
 
 def _versions(holding: Holding) -> int:
@@ -479,26 +474,17 @@ def _weights(parameters: Iterable[Any], holding: Holding) -> Iterator[Piece]:
 def _moments(optimizer: Any, holding: Holding) -> Iterator[Piece]:
     for parameter in torch_arrays.parameters_of(optimizer):
         for key, value in optimizer.state.get(parameter, {}).items():
-            if _is_moment(value, parameter):
+            if isinstance(value, torch.Tensor) and value.shape == parameter.shape and value.is_floating_point():
                 yield from holding.pieces(parameter, value, front=f"{key}/")
-
-
-def _is_moment(value: Any, parameter: Any) -> bool:
-    return isinstance(value, torch.Tensor) and value.shape == parameter.shape and value.is_floating_point()
 
 
 def _read_micro(micro: _Micro) -> dict[str, Any]:
     scale = micro.scale.read() if micro.scale is not None else 1.0
-    inputs = [
-        f"{number & mixing.MASK:016x}"
-        for given in micro.inputs
-        for late in given.rows.values()
-        for number in late.read()
-    ]
-    targets = [f"{number & mixing.MASK:016x}" for late in micro.targets for number in late.read()]
+    inputs = [mixing.as_hex(number) for given in micro.inputs for late in given.rows.values() for number in late.read()]
+    targets = [mixing.as_hex(number) for late in micro.targets for number in late.read()]
     sums = [late.read() for late in micro.target_sums]
     return {
-        **({"target_sum": f"{sum(sums) & mixing.MASK:016x}"} if sums else {}),
+        **({"target_sum": mixing.as_hex(sum(sums))} if sums else {}),
         "loss": sum(late.read() for late in micro.losses) / scale,
         "samples": inputs,
         "targets": targets,
@@ -513,15 +499,13 @@ def _read_micro(micro: _Micro) -> dict[str, Any]:
 
 
 def _read_state(digest: Any, used: Any) -> str:
-    return f"{digest.read() & mixing.MASK:016x}" if used is not None and used.read() else ZEROS
+    return mixing.as_hex(digest.read()) if used is not None and used.read() else ZEROS
 
 
 def _nudge(parameters: list[Any]) -> None:
-    """Move every weight to the next number of its format: the smallest change, whose growth is that of rounding.
-
-    A single weight would not do: the first step may round the change away.
-    """
+    """Move every weight to the next number of its format: the smallest change, whose growth is that of rounding."""
     for parameter in parameters:
         local, _ = torch_arrays.local_part(parameter.data)
         if local.is_floating_point():
+            # A single weight would not do: the first step may round the change away.
             local.copy_(torch.nextafter(local, torch.full_like(local, math.inf)))

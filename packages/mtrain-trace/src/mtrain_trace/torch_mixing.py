@@ -4,7 +4,7 @@ Nothing here waits for a device: results are tensors, and ``Late`` brings them t
 is read an update later.
 
 Arrays are measured many at a time. A model has hundreds of small ones, and each call of torch costs as much as a pass over
-thousands of numbers, so ``Layout`` puts them one after the other into rows, and each pass reads a block of rows.
+thousands of numbers, so ``WeightLayout`` puts them one after the other into rows, and each pass reads a block of rows.
 """
 
 from __future__ import annotations
@@ -20,10 +20,12 @@ import torch
 from mtrain_trace import mixing
 
 _WIDTHS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+# The copies of a block in float64 and int64, 1.5 megabytes, stay in the cache between the calls of torch.
 BLOCK_ROWS = 256
-"""Rows of a pass on a processor: its copies in float64 and int64, 1.5 megabytes, stay in the cache between the calls of torch."""
+"""Rows of a pass on a processor."""
+# On an accelerator each call of torch costs more than on a processor, and memory for it is there.
 STRETCH_ROWS = 8192
-"""Rows whose sums are kept until they are added up; on an accelerator also those of a pass, since each call costs more."""
+"""Rows whose sums are kept until they are added up; on an accelerator also those of a pass."""
 
 
 @functools.lru_cache(maxsize=8)
@@ -63,6 +65,7 @@ def rows(tensor: Any, seed: int) -> Any:
     size = flat.element_size()
     if flat.is_floating_point() and flat.shape[1] * size % 8 == 0 and flat.shape[1]:
         flat = flat.contiguous()  # the digest of a sample does not depend on where it lies
+        # A view as words of eight bytes needs an address that eight divides.
         flat = flat.clone() if flat.storage_offset() * size % 8 else flat
         bits = mixing.fold(flat.view(torch.int64))  # words of eight bytes: half the work for float32
     else:
@@ -97,7 +100,7 @@ class _Stretch:
     """Number of the piece of each row."""
 
 
-class Layout:
+class WeightLayout:
     """Where pieces of arrays lie in rows of ``mixing.ROW`` elements, each piece from the start of a row of its array.
 
     Args:

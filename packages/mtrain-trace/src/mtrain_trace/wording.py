@@ -92,7 +92,7 @@ def _number(value: float) -> Any:
 
 def _describe(trace: Trace) -> str:
     first = trace.processes[0]
-    described = trace.described
+    described = trace.optimizer_facts
     parts = [
         f"{trace.ranks} rank{'s' if trace.ranks > 1 else ''}",
         f"{trace.samples_per_update} samples an update" if trace.samples_per_update else "samples not seen",

@@ -19,8 +19,7 @@ from mtrain.spec.registry import Registry
 from mtrain.tasks.confusion import MAX_CLASSES, confusion
 from mtrain.tasks.detection.details import confusion_counts, details_of
 from mtrain.tasks.detection.scoring import Listed, Scored, score
-from mtrain_ui.pages.content import collect
-from mtrain_ui.pages.details import read_details
+from mtrain_ui.pages.content import collect, read_details
 from mtrain_ui.pages.disclosed import disclose
 from mtrain_ui.pages.folder import RunFiles
 from mtrain_ui.pages.report import page, write

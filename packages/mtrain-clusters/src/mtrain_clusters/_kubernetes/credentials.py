@@ -27,6 +27,7 @@ def refuse_clear_text(values: Mapping[str, Any], env: Mapping[str, str], argumen
     """
     found = [f"cluster.options.env.{name}" for name, value in env.items() if _is_secret(name, value)]
     found += list(_places(values, ()))
+    # A word that redaction changes holds what it takes for a secret.
     masked = environment.redacted_words(arguments)
     found += [f"argument {word}" for word, given in zip(masked, arguments, strict=True) if word != given]
     if found:

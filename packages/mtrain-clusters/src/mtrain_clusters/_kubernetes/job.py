@@ -1,8 +1,7 @@
 """The manifests of a plain indexed Job: it needs nothing in the cluster but Kubernetes 1.29 or newer."""
 
 from mtrain.core.interfaces.queue import Submission
-from mtrain_clusters._kubernetes.options import KubernetesOptions, check_name
-from mtrain_clusters._kubernetes.own_code import own_code_of
+from mtrain_clusters._kubernetes.options import KubernetesOptions
 from mtrain_clusters._kubernetes.pods import (
     Manifest,
     PodPlan,
@@ -10,6 +9,7 @@ from mtrain_clusters._kubernetes.pods import (
     config_maps,
     failure_rules,
     network_policy,
+    plan_pods,
 )
 
 CONTAINER = "mtrain"
@@ -22,15 +22,7 @@ def manifests(submission: Submission, options: KubernetesOptions) -> list[Manife
         UsageError: the name of the run, or its spec, does not fit.
     """
     name = submission.name
-    check_name(name, longest=f"{name}-{submission.hosts - 1}")
-    plan = PodPlan(
-        submission=submission,
-        options=options,
-        container=CONTAINER,
-        pods=name,
-        domain=name,
-        code=own_code_of(submission),
-    )
+    plan = plan_pods(submission, options, container=CONTAINER, pods=name)
     documents = [_job(plan), *config_maps(plan)]
     if plan.hosts:
         selector = {"batch.kubernetes.io/job-name": name}
@@ -50,11 +42,7 @@ def _job(plan: PodPlan) -> Manifest:
     }
     if options.ttl_s is not None:
         spec["ttlSecondsAfterFinished"] = options.ttl_s
-    if options.queue is not None:
-        spec["suspend"] = True  # Kueue lets it run
-    metadata = plan.metadata()
-    metadata["labels"] |= plan.queue_labels()
-    return {"apiVersion": "batch/v1", "kind": "Job", "metadata": metadata, "spec": spec}
+    return {"apiVersion": "batch/v1", "kind": "Job", **plan.in_queue(spec)}
 
 
 def _pod(plan: PodPlan) -> Manifest:

@@ -26,8 +26,9 @@ from mtrain_clusters._kubernetes.rules import (
     overlap,
 )
 
+# Not the home in the image, whose files a volume there would hide.
 HOME = "/home/job"
-"""HOME of the pods. It is not the home in the image, whose files a volume there would hide."""
+"""HOME of the pods."""
 TEMPORARY = "/tmp"  # noqa: S108 - a volume of the pod, which no other pod sees
 SHARED_MEMORY = "/dev/shm"  # noqa: S108
 SPEC_FOLDER = "/etc/mtrain"

@@ -19,9 +19,10 @@ from mtrain_clusters._kubernetes.options import CODE_FOLDER
 MAX_BYTES = 1 << 20
 """Size of a ConfigMap's content that the API server still accepts."""
 IN_THE_IMAGE = "install it as a package in the image and here, and name it as package.module:Name"
+# The files of a whole ConfigMap would be links through a folder with another name in every pod, and a folder that is
+# mounted from it has files alone.
 SUBFOLDER = "code"
-"""Folder in the volume that is mounted. The files of a whole ConfigMap would be links through a folder with another name in
-every pod, and a folder that is mounted from it has files alone."""
+"""Folder in the volume that is mounted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,13 +34,13 @@ class OwnCode:
     names: Mapping[str, str] = field(default_factory=dict)
     """The texts of the spec, and the script's path, that name code here -> those that name it in a pod."""
 
-    def renamed(self, value: Any) -> Any:
+    def in_pods(self, value: Any) -> Any:
         """Return a value of a spec, with texts and keys that name code here replaced by those of the pods."""
         if isinstance(value, str):
             return self.names.get(value, value)
         if isinstance(value, dict):
-            return {self.names.get(key, key): self.renamed(entry) for key, entry in value.items()}
-        return [self.renamed(entry) for entry in value] if isinstance(value, list) else value
+            return {self.names.get(key, key): self.in_pods(entry) for key, entry in value.items()}
+        return [self.in_pods(entry) for entry in value] if isinstance(value, list) else value
 
     def contents(self) -> tuple[dict[str, Any], list[dict[str, str]]]:
         """Return the data of the ConfigMap, and the path in the volume of each of its keys.
@@ -50,6 +51,8 @@ class OwnCode:
         texts, binaries = dict[str, str](), dict[str, str]()
         items, size = [], 0
         for number, (place, file) in enumerate(sorted(self.files.items())):
+            # The number keeps keys apart that are equal once their signs are replaced; 253 characters is the limit of
+            # the API.
             key = f"{number}-{re.sub(r'[^-._A-Za-z0-9]', '_', place.name)}"[-253:]
             content = _read(file)
             size += len(content)
@@ -90,6 +93,7 @@ def own_code_of(submission: Submission) -> OwnCode:
         named[submission.arguments[0]] = Path(submission.arguments[0])
     if not named:
         return OwnCode()
+    # Below their common folder, files keep the places at which their imports look for each other.
     base = Path(os.path.commonpath([file.parent for file in named.values()]))
     files = {PurePosixPath(file.relative_to(base)): file for root in named.values() for file in _with_imports(root)}
     names = {}
@@ -124,6 +128,7 @@ def _with_imports(root: Path) -> Iterator[Path]:
 
     Python searches the folder of the root first. Files that are imported under a name made at run time are not found.
     """
+    # Files may import each other in a circle.
     waiting, seen = [root], set[Path]()
     while waiting:
         file = waiting.pop()

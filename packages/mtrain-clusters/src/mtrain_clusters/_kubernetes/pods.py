@@ -19,20 +19,24 @@ from mtrain_clusters._kubernetes.options import (
     TEMPORARY,
     VARIABLES,
     KubernetesOptions,
+    check_name,
 )
-from mtrain_clusters._kubernetes.own_code import MAX_BYTES, SUBFOLDER, OwnCode
+from mtrain_clusters._kubernetes.own_code import MAX_BYTES, SUBFOLDER, OwnCode, own_code_of
 from mtrain_clusters._kubernetes.rules import literal, present
 
 Manifest = dict[str, Any]
 """A document of the Kubernetes API, or a part of one."""
 
 SPEC_FILE = "spec.yml"
+# The kubelet replaces it, so the command needs no shell.
 INDEX = "$(JOB_COMPLETION_INDEX)"
-"""The kubelet replaces it in the command with the value of this variable, which every indexed Job sets: no shell is needed."""
+"""The kubelet replaces it in the command with the value of this variable, which every indexed Job sets."""
+# No word that a user can give contains a NUL character.
 _INDEX = "\0index"
-"""Stands for ``INDEX`` among the words of the command. No word that a user can give contains a NUL character."""
+"""Stands for ``INDEX`` among the words of the command."""
+# In the pods, the command names the hosts.
 PLACE_KEYS = ("name", "options", "nodes", "ips")
-"""Keys of the section ``cluster`` that say where to submit the job. In the pods, the command names the hosts."""
+"""Keys of the section ``cluster`` that say where to submit the job."""
 LOOPBACK, EVERY_ADDRESS = "127.0.0.1", "0.0.0.0"  # noqa: S104 - in a pod, whose NetworkPolicy says who may connect
 """``report.metrics_address`` by default, at which nobody outside of a pod could read, and what it is in a pod instead."""
 WRONG_USE, ENDED_FROM_OUTSIDE = 2, 143
@@ -86,7 +90,7 @@ class PodPlan:
         hosts = self.hosts
         # One pod is a job of one host; without --nnodes 1 it would be asked for the other pods of its indexed Job.
         place = ["--ips", ",".join(hosts), "--node-rank", _INDEX] if hosts else ["--nnodes", "1"]
-        submission = replace(self.submission, arguments=self.code.renamed(list(self.submission.arguments)))
+        submission = replace(self.submission, arguments=self.code.in_pods(list(self.submission.arguments)))
         words = submission.command(
             python=self.options.python, spec=f"{SPEC_FOLDER}/{SPEC_FILE}", more=["--cluster", "auto", *place]
         )
@@ -98,8 +102,9 @@ class PodPlan:
         Raises:
             UsageError: it is too large for a ConfigMap, or asks for more ranks than GPUs.
         """
-        values: dict[str, Any] = self.code.renamed(yaml.safe_load(self.submission.spec))
+        values: dict[str, Any] = self.code.in_pods(yaml.safe_load(self.submission.spec))
         cluster = {key: value for key, value in values.get("cluster", {}).items() if key not in PLACE_KEYS}
+        # Pods of one job may start minutes apart, where nodes are added or images are pulled.
         cluster["join_timeout_s"] = self.options.wait_s
         ranks = self._ranks()
         if ranks is not None:
@@ -107,9 +112,6 @@ class PodPlan:
         report = {**values.get("report", {}), "dir": self.options.runs_path}
         if report.get("metrics_address", LOOPBACK) == LOOPBACK:
             report["metrics_address"] = EVERY_ADDRESS
-        if self.options.kind == "trainjob":
-            # Kubeflow shows the progress of a TrainJob, unless the spec says that it shall not.
-            report["reporters"] = {"kubeflow": True, **report.get("reporters", {})}
         values |= {"cluster": cluster, "report": report}
         refuse_clear_text(values, self.options.env, self.submission.arguments)
         text = dump(values)
@@ -143,6 +145,7 @@ class PodPlan:
 
     def resources(self) -> Manifest:
         """Return requests and limits, which are equal: no pod takes from another, and none is evicted for its use."""
+        # Equal requests and limits make the pods "Guaranteed", which are evicted last.
         amounts = {"cpu": self.options.cpu, "memory": self.options.memory}
         if self.options.gpus:
             amounts["nvidia.com/gpu"] = str(self.options.gpus)
@@ -195,9 +198,25 @@ class PodPlan:
             place["affinity"] = {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [apart]}}
         return place
 
-    def queue_labels(self) -> dict[str, str]:
-        """Return the label by which Kueue takes the job into its queue; empty without one."""
-        return {} if self.options.queue is None else {"kueue.x-k8s.io/queue-name": self.options.queue}
+    def in_queue(self, spec: Manifest) -> Manifest:
+        """Return the metadata and the spec of the job, which waits in a queue of Kueue if one is named."""
+        metadata = self.metadata()
+        if self.options.queue is not None:
+            metadata["labels"]["kueue.x-k8s.io/queue-name"] = self.options.queue
+            spec = {**spec, "suspend": True}  # Kueue lets it run
+        return {"metadata": metadata, "spec": spec}
+
+
+def plan_pods(submission: Submission, options: KubernetesOptions, *, container: str, pods: str) -> PodPlan:
+    """Return the plan of a job whose pods are called ``pods-0``, ``pods-1`` ...
+
+    Raises:
+        UsageError: the name of the run does not fit, or the pods cannot have a part of the user's code.
+    """
+    name = submission.name
+    check_name(name, longest=f"{pods}-{submission.hosts - 1}")
+    code = own_code_of(submission)
+    return PodPlan(submission=submission, options=options, container=container, pods=pods, domain=name, code=code)
 
 
 def spec_name(name: str) -> str:
@@ -270,11 +289,7 @@ def base_pod(options: KubernetesOptions, *, container: str) -> Manifest:
 
 
 def failure_rules(options: KubernetesOptions, *, container: str) -> Manifest:
-    """Return the part of a Job's spec that says what follows from the failure of a pod.
-
-    A pod that was disrupted (preempted, evicted, its node drained) or that saved its state after SIGTERM is replaced,
-    however often. Wrong use fails the job at once, since it would fail again. Any other failure is tried again.
-    """
+    """Return the part of a Job's spec that says what follows from the failure of a pod."""
 
     def exits(code: int) -> Manifest:
         return {"containerName": container, "operator": "In", "values": [code]}
@@ -284,6 +299,9 @@ def failure_rules(options: KubernetesOptions, *, container: str) -> Manifest:
         "backoffLimitPerIndex": options.backoff,
         "maxFailedIndexes": 0,
         "podReplacementPolicy": "Failed",  # not before the former pod has ended: two would write the same files
+        # A pod that was disrupted (preempted, evicted, its node drained) or that saved its state after SIGTERM is
+        # replaced, however often. Wrong use fails the job at once, since it would fail again. Any other failure is
+        # tried again.
         "podFailurePolicy": {
             "rules": [
                 {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},

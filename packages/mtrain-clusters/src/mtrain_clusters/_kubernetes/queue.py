@@ -48,6 +48,7 @@ class KubernetesQueue(Queue):
     def submit(self, submission: Submission, request: Path) -> str:
         """See ``Queue``. What belongs to the job is deleted with it, whoever deletes it."""
         client = Client(self.options.namespace)
+        # The main object comes first: the others name it as their owner, by the uid that the server gives it.
         main, *others = _place(request, client.namespace)
         for document in (each for each in others if each["kind"] == CLUSTER_WIDE):
             with contextlib.suppress(Existing):  # its name says what it contains
@@ -64,6 +65,7 @@ class KubernetesQueue(Queue):
             for document in (each for each in others if each["kind"] != CLUSTER_WIDE):
                 client.create({**document, "metadata": {**document["metadata"], "ownerReferences": [owner]}})
         except UsageError:
+            # A job without its ConfigMap would wait for it for ever.
             client.delete(main["kind"], created["metadata"]["name"])
             raise
         return str(created["metadata"]["name"])
@@ -120,15 +122,13 @@ class KubernetesQueue(Queue):
 
 
 def _place(request: Path, namespace: str) -> list[Manifest]:
-    """Return the documents of a request, and write into it the namespace to which they are given.
-
-    Otherwise a later command would look for the job in the namespace that the context has by then.
-    """
+    """Return the documents of a request, and write into it the namespace to which they are given."""
     text = request.read_text(encoding="utf-8")
     head = "".join(line for line in text.splitlines(keepends=True) if line.startswith("#"))
     documents = list(yaml.safe_load_all(text))
     for document in documents:
         if document["kind"] != CLUSTER_WIDE:
+            # Without it, a later command would look for the job in the namespace that the context has by then.
             document["metadata"]["namespace"] = namespace
     outputs.write_text(request, head + dumped_all(documents))
     return documents

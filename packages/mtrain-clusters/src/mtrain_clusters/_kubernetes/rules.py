@@ -86,13 +86,14 @@ Name = Annotated[str, Field(pattern=SUBDOMAIN, max_length=253)]
 """Name of an object that exists in the cluster already."""
 ShortName = Annotated[str, Field(pattern=rf"^{LABEL}$", max_length=MAX_LABEL)]
 """Name of a namespace, or one that is the value of a label too."""
+# The API has no amounts below a thousandth.
 Cores = Annotated[
     str,
     BeforeValidator(lambda value: str(value)),
     _rule(re.compile(r"[0-9]+(\.[0-9]{1,3})?|[0-9]+m"), "cores, such as 4, 0.5 or 500m"),
     AfterValidator(_amount),
 ]
-"""A number of processors. The API has no amounts below a thousandth."""
+"""A number of processors."""
 Memory = Annotated[
     str,
     BeforeValidator(lambda value: str(value)),

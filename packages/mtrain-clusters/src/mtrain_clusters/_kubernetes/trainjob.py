@@ -8,8 +8,7 @@ import hashlib
 import json
 
 from mtrain.core.interfaces.queue import Submission
-from mtrain_clusters._kubernetes.options import KubernetesOptions, check_name
-from mtrain_clusters._kubernetes.own_code import own_code_of
+from mtrain_clusters._kubernetes.options import KubernetesOptions
 from mtrain_clusters._kubernetes.pods import (
     Manifest,
     PodPlan,
@@ -17,6 +16,7 @@ from mtrain_clusters._kubernetes.pods import (
     config_maps,
     failure_rules,
     network_policy,
+    plan_pods,
 )
 
 NODE = "node"
@@ -33,15 +33,7 @@ def manifests(submission: Submission, options: KubernetesOptions) -> list[Manife
     """
     name = submission.name
     pods = f"{name}-{NODE}-0"  # as JobSet names the pods of the first and only Job of this replicated job
-    check_name(name, longest=f"{pods}-{submission.hosts - 1}")
-    plan = PodPlan(
-        submission=submission,
-        options=options,
-        container=NODE,
-        pods=pods,
-        domain=name,
-        code=own_code_of(submission),
-    )
+    plan = plan_pods(submission, options, container=NODE, pods=pods)
     runtime = _runtime(submission.backend, options)
     documents = [_train_job(plan, runtime["metadata"]["name"]), runtime, *config_maps(plan)]
     if plan.hosts and options.isolate:
@@ -51,8 +43,6 @@ def manifests(submission: Submission, options: KubernetesOptions) -> list[Manife
 
 def _train_job(plan: PodPlan, runtime: str) -> Manifest:
     options = plan.options
-    metadata = plan.metadata()
-    metadata["labels"] |= plan.queue_labels()
     spec: Manifest = {
         "runtimeRef": {"apiGroup": "trainer.kubeflow.org", "kind": "ClusterTrainingRuntime", "name": runtime},
         "trainer": {
@@ -64,9 +54,7 @@ def _train_job(plan: PodPlan, runtime: str) -> Manifest:
         },
         "runtimePatches": [{"manager": MANAGER, "trainingRuntimeSpec": {"template": {"spec": _patch(plan)}}}],
     }
-    if options.queue is not None:
-        spec["suspend"] = True  # Kueue lets it run
-    return {"apiVersion": "trainer.kubeflow.org/v1alpha1", "kind": "TrainJob", "metadata": metadata, "spec": spec}
+    return {"apiVersion": "trainer.kubeflow.org/v1alpha1", "kind": "TrainJob", **plan.in_queue(spec)}
 
 
 def _patch(plan: PodPlan) -> Manifest:
@@ -78,11 +66,7 @@ def _patch(plan: PodPlan) -> Manifest:
 
 
 def _runtime(backend: str, options: KubernetesOptions) -> Manifest:
-    """Return the runtime of a backend.
-
-    Its name ends with a digest of its content. It exists once in the whole cluster, and a job with other options, or of
-    another version of mtrain, must not change it for others.
-    """
+    """Return the runtime of a backend."""
     pod = base_pod(options, container=NODE)
     pod["containers"][0]["image"] = "mtrain"  # every TrainJob names its own
     if options.priority_class is not None:
@@ -98,6 +82,8 @@ def _runtime(backend: str, options: KubernetesOptions) -> Manifest:
     if options.ttl_s is not None:
         jobs["ttlSecondsAfterFinished"] = options.ttl_s
     spec: Manifest = {"mlPolicy": {"numNodes": 1}, "template": {"spec": jobs}}
+    # A runtime exists once in the whole cluster. With a digest of its content in its name, a job with other options, or
+    # of another version of mtrain, does not change it for others.
     digest = hashlib.sha256(json.dumps(spec, sort_keys=True).encode()).hexdigest()[:8]
     return {
         "apiVersion": "trainer.kubeflow.org/v1alpha1",

@@ -19,6 +19,8 @@ RAYS_OWN = re.compile(r"^(RAY_|SPT_)|^(PYTHONBREAKPOINT|OMP_NUM_THREADS)$")
 """Variables that Ray sets for its workers, and that mean nothing or something else to a rank.
 
 ``CUDA_VISIBLE_DEVICES``, which holds the devices that Ray has assigned, is not among them."""
+# Ray kills the children of a worker with SIGKILL when the worker ends. An agent that is killed could not end its ranks;
+# one that only loses its connection can.
 DETACHED = """
 import os, subprocess, sys
 if os.fork():
@@ -30,10 +32,7 @@ except OSError as error:
     status = 127
 print(f"mtrain-agent-status {status}", file=sys.stderr, flush=True)
 """
-"""Program that starts the agent as a process that is no child of the actor, and reports its exit status.
-
-Ray kills the children of a worker with SIGKILL when the worker ends. An agent that is killed could not end its ranks; one
-that only loses its connection can."""
+"""Program that starts the agent as a process that is no child of the actor, and reports its exit status."""
 STATUS = re.compile(r"^mtrain-agent-status (-?\d+)$")
 MAX_LINES = 40
 """How many lines are kept of what the agent writes to its standard error."""
@@ -108,8 +107,7 @@ class Bridge:
         with self._process.stderr as stream:
             for raw in stream:
                 line = raw.decode(errors="replace").rstrip()[:500]
-                status = STATUS.match(line)
-                if status:
+                if status := STATUS.match(line):
                     self._status = int(status[1])
                 else:
                     self._lines.append(line)

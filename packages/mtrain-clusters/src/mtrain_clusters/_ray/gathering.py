@@ -21,13 +21,14 @@ CLOSING_S = 5.0
 """Seconds that an agent may take to end after its channel was closed."""
 FLUSH_S = 0.5
 """Seconds that the last messages to a host may take."""
+# Ray starts a process for each, and may first install what the job's ``runtime_env`` asks for.
 START_S = 30.0
-"""Least seconds that agents have to come up once Ray has placed them: Ray starts a process for each, and may first install
-what the job's ``runtime_env`` asks for."""
+"""Least seconds that agents have to come up once Ray has placed them."""
 POLL_S = 0.2
 LONGER = "give an autoscaler longer with -o cluster.join_timeout_s=SECONDS"
+# A call that waits for bytes, one that takes some, and those that end the actor.
 CALLS = 4
-"""Calls of an actor that may run at the same time: one that waits for bytes, one that takes some, and those that end it."""
+"""Calls of an actor that may run at the same time."""
 
 
 class RayAgents:

@@ -12,8 +12,9 @@ from mtrain.errors import UsageError
 from mtrain.spec import remedies
 from mtrain_clusters._ray import internals
 
+# Ray itself would try an address that does not answer for minutes.
 CONNECT_S = 5.0
-"""Seconds that opening a connection to Ray may take. Ray itself would try an address that does not answer for minutes."""
+"""Seconds that opening a connection to Ray may take."""
 LOOK_S = 0.5
 """Seconds between two looks at a placement that is not complete."""
 
@@ -167,6 +168,7 @@ class Placement:
                 "start them with `ray start --node-ip-address`"
             )
         here = self.ray.get_runtime_context().get_node_id()
+        # Ray numbers bundles as it likes; by address, hosts keep their order from start to start.
         self._bundles = sorted(places, key=lambda index: (places[index] != here, addresses[places[index]]))
 
     def _gpus(self) -> float:

@@ -44,6 +44,7 @@ class Wire:
         self._node_id = ""
         self._failure = ""
         """Why the actor ended, where the agent did not end by itself."""
+        # The channel reads a file descriptor, as of any other connection.
         inner, self._outer = socket.socketpair()
         descriptor = inner.detach()
         self.channel = Channel(descriptor, descriptor, peer=host)
@@ -127,10 +128,7 @@ class Wire:
 
 
 def end_wires(wires: Sequence[Wire], *, wait_s: float, flush_s: float) -> None:
-    """Close connections, upon which the agents end what they have started; then end the actors.
-
-    All that takes its time happens beside one another: it may be hundreds of hosts that hang.
-    """
+    """Close connections, upon which the agents end what they have started; then end the actors."""
     if not wires:
         return
     # An agent that was told to end may have closed its end first and needs its time; one of a silent host cannot be heard.
@@ -138,6 +136,7 @@ def end_wires(wires: Sequence[Wire], *, wait_s: float, flush_s: float) -> None:
     ends_at = [began + (min(SILENT_END_S, wait_s) if wire.is_silent else wait_s) for wire in wires]
     silent = [wire.is_silent for wire in wires]
     for wire in wires:
+        # It may be hundreds of hosts that hang, so each step is begun on all of them before one is waited for.
         wire.channel.begin_closing(flush_s=flush_s)
     for wire in wires:
         wire.channel.close(flush_s=flush_s)
@@ -146,8 +145,7 @@ def end_wires(wires: Sequence[Wire], *, wait_s: float, flush_s: float) -> None:
         for wire, at, is_silent in zip(wires, ends_at, silent, strict=True)
         if not wire.has_ended(wait_s=max(0.0, at - time.monotonic())) and not is_silent
     ]
-    answers = [answer for wire in hanging if (answer := wire.ask_to_kill()) is not None]
-    if answers:
+    if answers := [answer for wire in hanging if (answer := wire.ask_to_kill()) is not None]:
         with suppress(Exception):  # Ray itself may be gone.
             wires[0].ray.wait(answers, num_returns=len(answers), timeout=POLL_S)
     for wire in wires:

@@ -8,16 +8,18 @@ from mtrain.core.interfaces.queue import Submission
 from mtrain.errors import UsageError
 from mtrain_clusters._slurm.options import CONTROL, SlurmOptions
 
+# Slurm forgets a job minutes after its end; a line in its output stays.
 CODE_LINE = "mtrain ended with exit code "
-"""Beginning of the last line that the script prints. Slurm forgets a job minutes after its end; this line stays."""
+"""Beginning of the last line that the script prints."""
 REQUEUE_SIGNAL = "B:USR1@60"
 """Slurm may send it up to a minute earlier. ``B:``: to the script alone."""
 _HOSTS = "\0hosts"
 _NAME = "\0name"
 _SEED = "\0seed"
 _SPEC = "\0spec"
+# No word that a user can give contains a NUL character.
 _EXPANDED = {_SPEC: '"$spec"', _HOSTS: '"$hosts"', _NAME: '"$name"', _SEED: '"train.seed=$SLURM_ARRAY_TASK_ID"'}
-"""Words of the command for the shell to expand. No word that a user can give contains a NUL character."""
+"""Words of the command for the shell to expand."""
 
 _SPEC_WRITTEN = """\
 # The spec of this job; `mtrain submit` writes it into the folder of its runs instead.

@@ -10,8 +10,9 @@ from pathlib import Path
 from mtrain.core.interfaces.queue import Phase
 from mtrain.errors import UsageError
 
+# A busy controller answers after many seconds.
 TIMEOUT_S = 120.0
-"""Time that a command may take. A busy controller answers after many seconds."""
+"""Time that a command may take."""
 PHASES: Mapping[str, Phase] = {
     **dict.fromkeys(("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESV_DEL_HOLD"), "waiting"),
     "SPECIAL_EXIT": "waiting",
@@ -27,7 +28,7 @@ _SIGNALLED = 128
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Task:
+class SlurmTask:
     """The facts that Slurm knows about a job, or about one job of an array."""
 
     state: str
@@ -79,7 +80,7 @@ def run(argv: Sequence[str], *, folder: Path | None = None, refusal: str = "") -
     raise UsageError(f"{argv[0]} refuses: {words or f'exit code {process.returncode}'}")
 
 
-def current(number: str) -> list[Task]:
+def current(number: str) -> list[SlurmTask]:
     """Return what the controller knows about a job, one entry for each job of an array; empty: it has forgotten it."""
     output = run(["scontrol", "--oneliner", "show", "job", number], refusal=UNKNOWN_JOB)
     return [_read_task(line) for line in output.splitlines() if "JobState=" in line]
@@ -95,7 +96,7 @@ def queued_with(request: Path, *, name: str) -> list[str]:
     return sorted({number for number, _, script in rows if number.isdecimal() and Path(script) == request}, key=int)
 
 
-def read_accounting(number: str) -> list[Task]:
+def read_accounting(number: str) -> list[SlurmTask]:
     """Return what the accounting of Slurm knows about a job; empty: nothing, or there is no accounting."""
     fields = "JobID,State,NodeList,ExitCode"
     try:
@@ -105,7 +106,7 @@ def read_accounting(number: str) -> list[Task]:
         return []
     rows = (line.split("|") for line in output.splitlines())
     return [
-        Task(
+        SlurmTask(
             state=state.split()[0],  # "CANCELLED by 1000"
             nodes="" if nodes == "None assigned" else nodes,
             code=_code(code) if PHASES.get(state.split()[0]) in ("done", "failed", "cancelled") else None,
@@ -120,14 +121,14 @@ def host_names(nodes: str) -> list[str]:
     return run(["scontrol", "show", "hostnames", nodes]).split() if nodes else []
 
 
-def _read_task(line: str) -> Task:
+def _read_task(line: str) -> SlurmTask:
     """Read one line of ``scontrol --oneliner show job``."""
     # The job's name comes before all of these and is a single word, see ``batch.directives``.
     fields = dict(re.findall(r"(?:^|\s)(JobState|Reason|NodeList|ExitCode|ArrayTaskId)=(\S*)", line))
     state = fields["JobState"]
     phase = PHASES.get(state, "unknown")
     reason, nodes = fields.get("Reason", ""), fields.get("NodeList", "")
-    return Task(
+    return SlurmTask(
         state=state,
         reason="" if reason == "None" else reason,
         nodes="" if nodes in ("(null)", "None") else nodes,

@@ -5,8 +5,9 @@ from typing import Annotated
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
+# sbatch splits such a line at blanks, reads quotes, and takes ``#`` for a comment.
 WORD = re.compile(r"[A-Za-z0-9_.,:/@%+=()\[\]&|*!<>~^-]+")
-"""Values of ``#SBATCH`` lines. sbatch splits such a line at blanks, reads quotes, and takes ``#`` for a comment."""
+"""Values of ``#SBATCH`` lines."""
 TIME = re.compile(r"\d+(:\d+){0,2}|\d+-\d+(:\d+){0,2}|UNLIMITED|INFINITE", re.IGNORECASE)
 ARRAY = re.compile(r"\d+(-\d+(:\d+)?)?(,\d+(-\d+(:\d+)?)?)*(%\d+)?")
 SIGNAL = re.compile(r"([RB]{1,2}:)?[A-Z0-9]+(@\d+)?", re.IGNORECASE)

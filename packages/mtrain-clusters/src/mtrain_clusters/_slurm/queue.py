@@ -9,7 +9,7 @@ from mtrain.core.interfaces.queue import ENDED, Phase, Queue, QueuedJob, QueueSt
 from mtrain.errors import UsageError
 from mtrain.spec.files import open_file
 from mtrain_clusters._slurm import batch, commands
-from mtrain_clusters._slurm.commands import Task
+from mtrain_clusters._slurm.commands import SlurmTask
 from mtrain_clusters._slurm.options import SlurmOptions
 
 ORDER: tuple[Phase, ...] = ("running", "waiting", "failed", "cancelled", "unknown", "done")
@@ -79,7 +79,8 @@ class SlurmQueue(Queue):
             elif time.monotonic() - asked >= ASK_S:
                 asked = time.monotonic()
                 ended = self.state(job).phase in (*ENDED, "unknown")
-            for path in _outputs_of_all(job):
+            # A job that was requeued, and those that continue it, have an output of their own each.
+            for path in [path for number in _ids(job, ()) for path in outputs(job, number)]:
                 yield from _new_lines(path, read, whole=ended)
             if ended:
                 return
@@ -97,11 +98,6 @@ def outputs(job: QueuedJob, number: str) -> list[Path]:
     paths = [*folder.glob(f"slurm-{number}.out"), *folder.glob(f"slurm-{number}_*.out")]
     found = {_index(path): path for path in paths}
     return [found[index] for index in sorted(found, key=batch.index_order)]
-
-
-def _outputs_of_all(job: QueuedJob) -> list[Path]:
-    """Return the files of what the job, and those that continued its run, have printed so far, the oldest job's first."""
-    return [path for number in _ids(job, ()) for path in outputs(job, number)]
 
 
 def _find_queued(job: QueuedJob) -> list[str]:
@@ -149,7 +145,7 @@ def _state(job: QueuedJob, number: str) -> QueueState:
     )
 
 
-def _words(tasks: Sequence[Task]) -> str:
+def _words(tasks: Sequence[SlurmTask]) -> str:
     """Word the states of a job, or of all jobs of an array: each of a few, else how many have which state, and some of them."""
     if len(tasks) <= FEW:
         return ", ".join(task.text for task in tasks)
@@ -195,7 +191,7 @@ def _new_lines(path: Path, read: dict[Path, int], *, whole: bool) -> Iterator[st
         yield prefix + line
 
 
-def _last_words(job: QueuedJob, number: str) -> list[Task]:
+def _last_words(job: QueuedJob, number: str) -> list[SlurmTask]:
     """Return how the job ended as its batch script has printed it; empty: it has printed no such line."""
     tasks = []
     for path in outputs(job, number):
@@ -203,5 +199,5 @@ def _last_words(job: QueuedJob, number: str) -> list[Task]:
         if lines and (found := re.search(r"(\d+)$", lines[-1])):
             code = int(found[1])
             state = "COMPLETED" if code == 0 else "FAILED"
-            tasks.append(Task(state=state, reason="as the job says", code=code, index=_index(path)))
+            tasks.append(SlurmTask(state=state, reason="as the job says", code=code, index=_index(path)))
     return tasks

@@ -23,6 +23,7 @@ class Kubeflow(AllocationReader):
         """Return the pods, if there are several. ``PET_NNODES`` may be a range, "2:4", whose pods have no fixed names."""
         nodes = environ.get("PET_NNODES", "")
         hosts = number({"nodes": nodes.rpartition(":")[2]}, "nodes")
+        # One pod is a job of one host, which nobody has to be asked about.
         if hosts is None or hosts < 2:
             return None
         place, first = number(environ, "PET_NODE_RANK"), environ.get("PET_MASTER_ADDR", "")

@@ -19,6 +19,7 @@ class SageMaker(AllocationReader):
 
     def read(self, environ: Mapping[str, str]) -> Allocation | None:
         """Return the containers, if there are several."""
+        # Older images set the one variable with all facts only.
         config = _parse_json(environ.get("SM_RESOURCE_CONFIG"), dict) or {}
         listed = _parse_json(environ.get("SM_HOSTS"), list)
         hosts = config.get("hosts") if listed is None else listed
@@ -28,7 +29,7 @@ class SageMaker(AllocationReader):
         interface = environ.get("SM_NETWORK_INTERFACE_NAME") or config.get("network_interface_name")
         place = hosts.index(current) if current in hosts else None
 
-        def shown(name: str) -> str:
+        def text_of(name: str) -> str:
             return evidence(environ, name) or evidence(environ, "SM_RESOURCE_CONFIG")
 
         return Allocation(
@@ -42,9 +43,9 @@ class SageMaker(AllocationReader):
             place=place,
             interface=interface if isinstance(interface, str) else "",
             sources={
-                "host_names": shown("SM_HOSTS"),
-                "place": shown("SM_CURRENT_HOST"),
-                "interface": shown("SM_NETWORK_INTERFACE_NAME"),
+                "host_names": text_of("SM_HOSTS"),
+                "place": text_of("SM_CURRENT_HOST"),
+                "interface": text_of("SM_NETWORK_INTERFACE_NAME"),
             },
         )
 

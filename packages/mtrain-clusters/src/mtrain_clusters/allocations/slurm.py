@@ -11,8 +11,9 @@ from mtrain.launchers.allocations.variables import evidence, number
 
 WHOLE_JOB_STEPS = ("4294967290", "4294967291")
 """Ids of the steps in which Slurm runs the shell of ``salloc`` and a batch script: one task, for the whole job."""
+# Ports below 32768, where Linux begins to give ports to programs that ask for any.
 FIRST_PORT, PORTS = 10_000, 10_000
-"""The ports of steps: below 32768, where Linux begins to give ports to programs that ask for any."""
+"""The ports of steps."""
 _PART = re.compile(r"[^,\[\]]*(?:\[[^\[\]]*\][^,\[\]]*)*")
 """One entry of a list of hosts: text and brackets in turn, up to the next comma outside of brackets."""
 _RANGE = re.compile(r"([0-9]+)(?:-([0-9]+))?")

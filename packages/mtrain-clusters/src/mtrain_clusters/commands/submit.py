@@ -39,6 +39,7 @@ QUEUE_FLAGS: Sequence[tuple[tuple[str, ...], str]] = (
 
 def queue_options(command: F) -> F:
     """Add the flags of schedulers to a command."""
+    # click adds options from the last one to the first.
     for names, text in reversed(QUEUE_FLAGS):
         command = click.option(*names, help=text)(command)
     return click.option("--requeue/--no-requeue", default=None, help="Back into the queue after a preemption.")(command)
@@ -50,8 +51,7 @@ def with_queue_flags(params: dict[str, Any]) -> dict[str, Any]:
     ``-o slurm.KEY=VALUE`` means ``-o cluster.options.KEY=VALUE`` with ``--cluster slurm``.
     """
     overrides = list(params.get("overrides") or ())
-    cluster = params.get("cluster")
-    if cluster:
+    if cluster := params.get("cluster"):
         prefix = f"{cluster}."
         overrides = [
             f"cluster.options.{text.removeprefix(prefix)}" if text.startswith(prefix) else text for text in overrides
@@ -94,7 +94,7 @@ def command(script: str | None, arguments: tuple[str, ...], **params: Any) -> No
     if params["dry_run"]:
         from mtrain_clusters import submission
 
-        terminal.say(submission.prepare(_loaded(job, params["name"])).standalone, nl=False)
+        terminal.say(submission.prepare(_load(job, params["name"])).standalone, nl=False)
         return
     submitted = hand_over(job, params["name"], tell=lambda note: terminal.say(note, err=True)).job
     terminal.say(f"submitted job {submitted.id} to {submitted.cluster}: run {submitted.name}")
@@ -159,14 +159,14 @@ def hand_over(
     from mtrain_clusters import submission
     from mtrain_clusters.queued_job import SubmittedJob
 
-    loaded = _loaded(job, name)
+    loaded = _load(job, name)
     prepared = submission.prepare(loaded)
     for note in loaded.notes:
         tell(note)
     return SubmittedJob(submission.submit(prepared), Path(loaded.spec.report.dir).absolute())
 
 
-def _loaded(job: TrainRequest, name: str | None) -> "Loaded":
+def _load(job: TrainRequest, name: str | None) -> "Loaded":
     """Return the spec of the job, with what was chosen for the run that it continues.
 
     That is the run that ``resume`` names, else the one of ``report.name``. A job starts in the queue with ``--resume if-any``.

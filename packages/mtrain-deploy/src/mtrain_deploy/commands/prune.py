@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from mtrain.commands.options import JobCommand, named_run, run_argument, spec_options, take_request, values_and_output
-from mtrain.errors import CheckpointError, UsageError
+from mtrain.errors import UsageError
 from mtrain.spec import terminal
 from mtrain.spec.request import SpecRequest
 from mtrain_deploy.pruning import REQUEST, RESULT, SAMPLES, SHARES, WEIGHTS, By
@@ -199,19 +199,11 @@ def _weights(request: PruneRequest) -> tuple[Path, "Source"]:
 
     if request.weights and (request.run or request.checkpoint):
         raise UsageError("--weights is given together with --run or --checkpoint; keep one")
-    if request.weights:
-        if not Path(request.weights).exists():
-            raise CheckpointError(f"--weights {request.weights}: no such file; give a file of weights")
-        return Path(request.weights).absolute(), request.spec.config
-    if not (request.run or request.checkpoint):
+    if not (request.run or request.checkpoint or request.weights):
         raise UsageError("nothing to prune: give --run FOLDER, --checkpoint PATH, or -c SPEC --weights FILE")
-    run = Path(request.run or "")
-    if request.run and not run.is_dir():
-        raise UsageError(f"--run {request.run}: no such run folder; give one such as runs/digits")
-    found = Path(request.checkpoint) if request.checkpoint else find.best_of(run)
-    if found is None or not found.is_dir():
-        where = f"--checkpoint {found}: no such checkpoint" if found else f"--run {run}: no intact checkpoint in it"
-        raise CheckpointError(f"{where}; `mtrain checkpoint list FOLDER` shows those of a run")
+    found = find.find_weights("prune", run=request.run, checkpoint=request.checkpoint, weights=request.weights)
+    if request.weights:
+        return found.absolute(), request.spec.config
     refuse_own(found, "prune: cuts the networks of model plugins")
     config = request.spec.config or load.find_spec(None, str(found))
     if config is None:
@@ -226,6 +218,7 @@ def _one_rank(loaded: "Loaded", request: PruneRequest) -> dict[str, Any]:
     return one_process(loaded.job.backend.framework, device=request.device) | {
         "report.reporters": {},
         "train.precision": "fp32",
+        # The weights are averaged already, and must stay as they are while gradients are taken.
         "train.ema": None,
         "train.prune": None,
         "train.compile": False,
@@ -272,6 +265,7 @@ def _write(out: Path, loaded: "Loaded", report: Mapping[str, Any]) -> None:
 
     weights = out / WEIGHTS
     (out / WORK_FOLDER / WEIGHTS).replace(weights)
+    # A deep copy: the values of the spec that was read must not change.
     values = json.loads(json.dumps(dict(loaded.values)))
     values["model"] = {**values.get("model", {}), "weights": str(weights.absolute()), "pruned": report["sizes"]}
     outputs.write_text(out / SPEC, dump(values, inline=True))

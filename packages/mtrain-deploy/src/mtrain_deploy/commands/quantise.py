@@ -137,7 +137,7 @@ def _quantise(request: QuantiseRequest) -> Quantised:
         if source is None:
             if config is not None:
                 compare.say(request.spec.read(config), Path(request.run or "runs/latest"))
-            exported = _exported(request, folder)
+            exported = _export_first(request, folder)
             if exported.code != 0:
                 return Quantised(code=exported.code)
             source = exported.files[0]
@@ -163,17 +163,11 @@ def _target(request: QuantiseRequest) -> Path:
         UsageError: It cannot or should not be written.
     """
     from mtrain.jobs.exported import SUFFIX
+    from mtrain_deploy.exporting.request import refuse_target
 
     name = Path(request.weights).stem if request.weights else Path(request.run or "runs/latest").resolve().name
     out = request.out or Path(f"{name}-int8{SUFFIX}")
-    if out.suffix != SUFFIX:
-        raise UsageError(f"-o {out}: quantise writes {SUFFIX}; give a name that ends with it")
-    if out.is_dir():
-        raise UsageError(f"-o {out}: is a folder; give the name of a file")
-    if not out.absolute().parent.is_dir():
-        raise UsageError(f"-o {out}: the folder {out.parent} does not exist; create it, or choose another name")
-    if out.exists() and not request.force:
-        raise UsageError(f"-o {out}: exists already; give --force to replace it, or another name")
+    refuse_target(out, [out], suffix=SUFFIX, writer="quantise", force=request.force)
     return out
 
 
@@ -182,6 +176,7 @@ def _scratch() -> Iterator[Path]:
     """Make a folder for intermediate files, silence the quantiser's advice meanwhile, and remove the folder."""
     root = logging.getLogger()
     level = root.level
+    # ONNX Runtime's quantiser logs advice to the root logger, which is not for the user of this command.
     root.setLevel(logging.ERROR)
     try:
         with tempfile.TemporaryDirectory(prefix="mtrain-quantise-") as folder:
@@ -190,7 +185,7 @@ def _scratch() -> Iterator[Path]:
         root.setLevel(level)
 
 
-def _exported(request: QuantiseRequest, folder: Path) -> "Exported":
+def _export_first(request: QuantiseRequest, folder: Path) -> "Exported":
     from mtrain_deploy.exporting.job import export_weights
     from mtrain_deploy.exporting.request import ExportRequest
 

@@ -17,15 +17,18 @@ from mtrain.spec.files import open_file
 
 MAX_DEPTH = 16
 """Deepest nesting of graphs in the branches of ``If``."""
+# A node has about ten fields, and a model a few thousand nodes.
 MAX_FIELDS = 3_000_000
-"""Most fields of a file, without those that are passed over. A node has about ten."""
+"""Most fields of a file, without those that are passed over."""
 MAX_AXES = 64
 DOMAINS = ("", "ai.onnx", "com.microsoft")
 """Sets of operators that compute with arrays; trees and texts of ``ai.onnx.ml`` are not among them."""
+# Each graph of an `If` is computed once at most; those of loops may run without end.
 BRANCHES = "If"
-"""The only operator that may hold graphs: each of them is computed once at most."""
+"""The only operator that may hold graphs."""
+# A packed list of zeros has one byte for each.
 _SMALLEST_BITS = 2
-"""Bits of a number of the smallest type (``INT2``). A packed list of zeros has one byte for each."""
+"""Bits of a number of the smallest type (``INT2``)."""
 _MODEL_GRAPH, _MODEL_FUNCTIONS = 7, 25
 _GRAPH_NODE, _GRAPH_INITIALIZER, _GRAPH_SPARSE = 1, 5, 15
 _NODE_OPERATOR, _NODE_ATTRIBUTE, _NODE_DOMAIN = 4, 5, 7

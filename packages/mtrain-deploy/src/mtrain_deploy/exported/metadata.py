@@ -63,7 +63,7 @@ class Input(_Part):
         """Numbers of the axes of height and width; empty where the array is no image."""
         return {"NHWC": (1, 2), "NCHW": (2, 3)}.get(self.layout, ())
 
-    def taken(self, array: Array) -> Array:
+    def as_input(self, array: Array) -> Array:
         """Bring an array of a batch to the layout and type of this input; its sides are not looked at."""
         if self.sides:
             channels = self.shape[1 if self.layout == "NCHW" else -1]

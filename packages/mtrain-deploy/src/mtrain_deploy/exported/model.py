@@ -25,8 +25,9 @@ from mtrain_deploy.exported.values import check_outputs, check_predictions
 if TYPE_CHECKING:
     from mtrain.spec.model import Spec
 
+# One ONNX file holds at most 2 GiB.
 MAX_BYTES = 4 << 30
-"""Largest file that is opened. One ONNX file holds at most 2 GiB."""
+"""Largest file that is opened."""
 
 
 class ExportedModel:
@@ -88,12 +89,13 @@ class ExportedModel:
         Raises:
             UsageError: An array is missing or has a shape that the file does not take.
         """
-        return self.computed({given.name: _fitting(batch, given, self.metadata) for given in self.metadata.inputs})
+        return self.compute({given.name: _fitting(batch, given, self.metadata) for given in self.metadata.inputs})
 
-    def computed(self, feed: Mapping[str, Array]) -> dict[str, Array]:
+    def compute(self, feed: Mapping[str, Array]) -> dict[str, Array]:
         """Compute the outputs for arrays as the graph takes them, by the names of its inputs; see ``outputs``."""
         fixed = self.metadata.inputs[0].shape[0]
         count = len(next(iter(feed.values())))
+        # A text is the name of an axis of any size.
         if isinstance(fixed, str) or fixed == count:
             return self._run(feed)
         parts = [self._part(feed, start, fixed, count) for start in range(0, count, fixed)]
@@ -148,6 +150,7 @@ class ExportedModel:
 
     def _part(self, feed: Mapping[str, Array], start: int, size: int, count: int) -> dict[str, Array]:
         """Compute the samples from ``start`` in a batch of the file's fixed size; the last sample fills it up."""
+        # The graph takes whole batches alone; what the repeated last sample gives is cut off.
         places = np.minimum(np.arange(start, start + size), count - 1)
         kept = min(size, count - start)
         output = self._run({name: array[places] for name, array in feed.items()})
@@ -268,7 +271,7 @@ def _fitting(batch: HostBatch, given: Input, metadata: Metadata) -> Array:
     problem = f"{given.key}: an array of shape {array.shape}; the exported model takes ({expected})"
     if array.ndim != len(given.shape):
         raise UsageError(problem)
-    array = given.taken(array)
+    array = given.as_input(array)
     for axis, size in enumerate(given.shape[1:], start=1):
         if isinstance(size, int) and array.shape[axis] != size:
             raise UsageError(problem)

@@ -60,15 +60,15 @@ class _Graph:
         self._session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
 
     def facts(self, _: Sequence[bytes]) -> tuple[dict[str, Any], list[bytes]]:
-        def described(found: Sequence[Any]) -> list[dict[str, Any]]:
+        def describe(found: Sequence[Any]) -> list[dict[str, Any]]:
             return [{"name": each.name, "type": each.type, "shape": each.shape} for each in found]
 
         session = self._session
         metadata = dict(session.get_modelmeta().custom_metadata_map)
         return {
             "metadata": metadata,
-            "inputs": described(session.get_inputs()),
-            "outputs": described(session.get_outputs()),
+            "inputs": describe(session.get_inputs()),
+            "outputs": describe(session.get_outputs()),
         }, []
 
     def run(

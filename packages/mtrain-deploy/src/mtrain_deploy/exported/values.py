@@ -71,14 +71,14 @@ def _are_boxes(rows_K6: Any, classes: int) -> bool:
     return bool(((labels >= 0) & (labels < classes) & (labels == np.floor(labels))).all())
 
 
-def _are_probabilities(shares_C: Any, classes: int) -> bool:
-    return bool(np.shape(shares_C) == (classes,))
-
-
 def _is_mask(prediction: Any, classes: int) -> bool:
     labels = np.asarray(prediction["classes"])
     return labels.ndim == 2 and (not labels.size or (int(labels.min()) >= 0 and int(labels.max()) < classes))
 
 
-_KNOWN = {"detection": _are_boxes, "classification": _are_probabilities, "segmentation": _is_mask}
+_KNOWN = {
+    "detection": _are_boxes,
+    "classification": lambda shares_C, classes: np.shape(shares_C) == (classes,),
+    "segmentation": _is_mask,
+}
 """Whether a prediction has only the first C classes, by task; those of other tasks are not checked."""

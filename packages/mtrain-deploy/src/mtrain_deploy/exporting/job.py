@@ -28,7 +28,7 @@ from mtrain_deploy.exported.metadata import SUPPRESSED
 from mtrain_deploy.exporting import openvino_ir
 from mtrain_deploy.exporting.paddle_detection import INFER_CONFIG, infer_config, write_yaml
 from mtrain_deploy.exporting.rank import FACTS, REQUEST, program_of, whole_weights
-from mtrain_deploy.exporting.request import ExportRequest
+from mtrain_deploy.exporting.request import ExportRequest, refuse_target
 from mtrain_deploy.exporting.suppression import settings_of
 
 if TYPE_CHECKING:
@@ -69,6 +69,7 @@ def export_weights(request: ExportRequest) -> Exported:
         UsageError: There are no weights, they do not fit the spec, or the model cannot be written in this form.
     """
     _check(request)
+    # A run or checkpoint may be an address, whose files are copied here first.
     named = TrainedWeights(run=request.run, checkpoint=request.checkpoint, weights=request.weights).fetch()
     request = replace(request, run=named.run, checkpoint=named.checkpoint, weights=named.weights)
     weights, config = _weights_of(request)
@@ -142,12 +143,8 @@ def _check(request: ExportRequest) -> None:
     if request.format == "openvino":
         openvino_ir.need_openvino()
     if request.format in GRAPHS:
-        try:
-            import onnx  # noqa: F401  # the metadata is written here, whichever interpreter the rank has
-        except ImportError:
-            raise UsageError(
-                f"--format {request.format} needs the package onnx; install it with: {remedies.install('mtrain-deploy')}"
-            ) from None
+        # The metadata are written here, whichever interpreter the rank has.
+        remedies.require(("onnx",), what=f"--format {request.format}", extra="mtrain-deploy")
 
 
 def _weights_of(request: ExportRequest) -> tuple[Path, "Source"]:
@@ -186,8 +183,10 @@ def _on_one_rank(config: "Source", request: ExportRequest) -> "Loaded":
         "train.batch_size": 1,
         "train.accumulate": 1,
         "train.precision": "fp32",
+        # Fake rounding belongs to training; `mtrain quantise` rounds the exported file.
         "train.quantise": None,
     }
+    # The interpreter that trained has another framework than the one that writes this format.
     if not typed and framework != used:
         values["backend.python"] = None
     return request.spec.read(config, values)
@@ -274,20 +273,12 @@ def _check_target(out: Path, request: ExportRequest) -> None:
         UsageError: It exists already, or has another format's ending, or its folder does not exist.
     """
     suffix = SUFFIXES[request.format]
-    if suffix and out.suffix != suffix:
-        raise UsageError(f"-o {out}: --format {request.format} writes {suffix}; give a name that ends with it")
-    if not out.absolute().parent.is_dir():
-        raise UsageError(f"-o {out}: the folder {out.parent} does not exist; create it, or choose another name")
     paths = [out.with_name(out.name + ending) for ending in PADDLE_FILES] if not suffix else [out]
     if (request.format, request.form) == ("paddle", "nms"):
         paths.append(out.with_name(INFER_CONFIG))
     if request.format == "openvino":
         paths.append(out.with_suffix(openvino_ir.WEIGHTS_SUFFIX))
-    existing = next((path for path in paths if path.exists()), None)
-    if out.is_dir():
-        raise UsageError(f"-o {out}: is a folder; give the name of a file")
-    if existing is not None and not request.force:
-        raise UsageError(f"-o {out}: {existing} exists already; give --force to replace it, or another name")
+    refuse_target(out, paths, suffix=suffix, writer=f"--format {request.format}", force=request.force)
 
 
 @contextmanager
@@ -313,10 +304,7 @@ def _move_files(made: Path, out: Path) -> tuple[Path, ...]:
 
 
 def _arrays_written(loaded: "Loaded", weights: Path, out: Path, *, names: Sequence[str]) -> Exported:
-    """Write the neutral weights, with their classes and model in the header; this needs no framework and no rank.
-
-    BatchNorm's counters of batches are left out, because nothing that infers reads them.
-    """
+    """Write the neutral weights, with their classes and model in the header; this needs no framework and no rank."""
     from safetensors import SafetensorError
     from safetensors.numpy import save_file
 
@@ -327,6 +315,7 @@ def _arrays_written(loaded: "Loaded", weights: Path, out: Path, *, names: Sequen
         spec=needed_to_evaluate(loaded.spec),
     )
     state = whole_weights(loaded.job, weights, classes=len(description.class_names))
+    # Nothing that infers reads BatchNorm's counters of batches.
     arrays = {name: array.copy() for name, array in state.items() if name.rpartition(".")[2] != COUNTER}
     try:
         with outputs.replaced_by(out) as new:

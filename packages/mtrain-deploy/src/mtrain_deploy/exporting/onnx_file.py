@@ -141,6 +141,7 @@ def _drop_unused_inputs(model: Any, *, name: str) -> None:
     kept = [given for given in model.graph.input if given.name in read]
     if not kept:
         raise SpecError(f"{name}: its predictions depend on no array of a batch, so there is nothing to export")
+    # Fields of protobuf cannot be assigned, only emptied and filled.
     del model.graph.input[:]
     model.graph.input.extend(kept)
 
@@ -154,8 +155,7 @@ def _name_axes(model: Any, inputs: Sequence[Mapping[str, Any]]) -> None:
     axes_of = {given["name"]: given["axes"] for given in inputs}
     for value in model.graph.input:
         for number, name in axes_of.get(value.name, {}).items():
-            symbol = value.type.tensor_type.shape.dim[int(number)].dim_param
-            if symbol:
+            if symbol := value.type.tensor_type.shape.dim[int(number)].dim_param:
                 plain[symbol] = name
     for value in [*model.graph.input, *model.graph.output]:
         for number, axis in enumerate(value.type.tensor_type.shape.dim):

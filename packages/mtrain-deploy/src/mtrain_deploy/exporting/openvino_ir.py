@@ -39,5 +39,6 @@ def convert(onnx_file: Path, target: Path, metadata: Metadata) -> Path:
         reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
         raise SpecError(f"--format openvino: OpenVINO cannot convert the graph ({reason[:300]})") from error
     model.set_rt_info(metadata.text(), [KEY])
+    # OpenVINO would halve weights by default.
     openvino.save_model(model, str(target), compress_to_fp16=False)
     return target

@@ -14,8 +14,9 @@ from mtrain.tasks.datasets import OpenData
 from mtrain.tasks.own import calls, layout
 from mtrain.tasks.own.source import OwnSource
 
+# torch takes a size of 1 for a constant.
 EXAMPLES = 2
-"""Samples in the example batch of a program for any batch: torch takes a size of 1 for a constant."""
+"""Samples in the example batch of a program for any batch."""
 OUTPUT, INPUT = "predictions", "input"
 
 
@@ -32,6 +33,7 @@ def example_inputs(spec: Spec, data: OpenData, *, batch: int | None) -> list[Pro
     split = "val" if calls.takes(reference, "split") else "train"
     source = OwnSource(getattr(data, split).dataset, reference, split=split, seed=spec.train.seed, floats=None)
     count = batch or EXAMPLES
+    # An axis that grows with the batch is that of samples; one of equal size may be so by chance.
     arrays, more = _batch(source, count), _batch(source, count + 1)
     names = _names(arrays)
     return [
@@ -62,15 +64,15 @@ def _names(arrays: dict[str, Array]) -> dict[str, str]:
     """Return a name for each array of a packed batch: its place in the nesting, such as ``image`` or ``input_0``."""
     paths: dict[int, str] = {}
 
-    def noted(path: str, number: Any) -> None:
+    def note(path: str, number: Any) -> None:
         paths[int(number)] = path
 
     keys = list(arrays)
-    trees.map_leaves(layout.unpack(dict(zip(keys, range(len(keys)), strict=True))), noted)
-    return {key: _named(paths[number], INPUT) for number, key in enumerate(keys)}
+    trees.map_leaves(layout.unpack(dict(zip(keys, range(len(keys)), strict=True))), note)
+    return {key: _name_at(paths[number], INPUT) for number, key in enumerate(keys)}
 
 
-def _named(path: str, whole: str) -> str:
+def _name_at(path: str, whole: str) -> str:
     if not path:
         return whole
     return f"{whole}_{path}" if path[0].isdigit() else path
@@ -126,7 +128,7 @@ def outputs(predictions: Any, *, name: str) -> dict[str, Any]:
 
     def leaf(path: str, value: Any) -> None:
         if hasattr(value, "detach"):
-            found[_named(path, OUTPUT)] = value
+            found[_name_at(path, OUTPUT)] = value
 
     trees.map_leaves(predictions, leaf)
     if not found:

@@ -52,9 +52,9 @@ class _Own(Layer):
 
     @override
     def forward(self, arrays: list[Tensor]) -> tuple[Tensor, ...]:
-        return self.predicted(arrays)  # Paddle rewrites the code of this method, and of no other of mtrain's
+        return self.predict(arrays)  # Paddle rewrites the code of this method, and of no other of mtrain's
 
-    def predicted(self, arrays: list[Tensor]) -> tuple[Tensor, ...]:
+    def predict(self, arrays: list[Tensor]) -> tuple[Tensor, ...]:
         """Return the predictions for a batch, and note their names."""
         batch = {given.key: array for given, array in zip(self.inputs, arrays, strict=True)}
         for given in self.left_out:
@@ -76,9 +76,9 @@ class _Detector(Layer):
 
     @override
     def forward(self, image: Tensor, scale_factor: Tensor) -> tuple[Tensor, Tensor]:
-        return self.detected(image, scale_factor)  # Paddle rewrites the code of this method, and of no other
+        return self.detect(image, scale_factor)  # Paddle rewrites the code of this method, and of no other
 
-    def detected(self, image: Tensor, scale_factor: Tensor) -> tuple[Tensor, Tensor]:
+    def detect(self, image: Tensor, scale_factor: Tensor) -> tuple[Tensor, Tensor]:
         """Return the boxes of all images, and their numbers."""
         values = self.traced(image)
         outputs = dict(zip(self.traced.names, values, strict=True))
@@ -120,7 +120,7 @@ def write(network: Layer, weights: Mapping[str, Array], program: Program) -> lis
         inputs[0].name = "image"
         inputs.append(paddle.static.InputSpec([program.batch or -1, 2], "float32", "scale_factor"))
     traced.eval()
-    with _refused(program):
+    with _explain_refusal(program):
         saved = paddle.jit.to_static(traced, input_spec=inputs, full_graph=True)
         paddle.jit.save(saved, str(program.path))
     return list(traced.names)
@@ -133,9 +133,10 @@ def _own_written(network: Layer, program: Program) -> list[str]:
         SpecError: There is none, or the layer cannot be traced.
     """
     version = str(paddle.version.full_version)
+    # Paddle 2 does not tell which inputs a traced program reads.
     if version.startswith("2."):
         raise SpecError(f"--format paddle: own models are exported with Paddle 3, and this is {version}")
-    with _refused(program):
+    with _explain_refusal(program):
         static = _static(_Own(network, program.inputs), program)
         # A batch of a user's own data holds targets too, and Paddle saves no program with an input that is not read.
         names = internals.inputs_read(static)
@@ -165,7 +166,7 @@ def _leave_own_code() -> None:
 
 
 @contextmanager
-def _refused(program: Program) -> Iterator[None]:
+def _explain_refusal(program: Program) -> Iterator[None]:
     """Say in one sentence that a network cannot be traced.
 
     Raises:

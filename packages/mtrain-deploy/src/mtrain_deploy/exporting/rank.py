@@ -74,7 +74,16 @@ def export(resolved: Resolved, run_folder: RunFolder, weights: Path, *, leave: C
         "kind": plugin.kind,
         **made.facts,
         "outputs": list(outputs),
-        "inputs": _describe_outputs(made.program.inputs),
+        "inputs": [
+            {
+                "name": given.name or given.key,
+                "key": given.key,
+                "dtype": given.dtype,
+                "layout": given.layout,
+                "axes": {str(axis): name for axis, name in given.axis_names.items()},
+            }
+            for given in made.program.inputs
+        ],
         "weights_sha256": digest(made.arrays),
     }
     write_json(folder / FACTS, facts)
@@ -104,6 +113,7 @@ def _make(resolved: Resolved, weights: Path, request: Mapping[str, Any], session
         describe_task(plugin.kind, spec, tuple(labels["class_names"])), details=file.labels.get("details") or {}
     )
     arrays: Mapping[str, Array] = whole_weights(resolved, weights, classes=len(task.class_names))
+    # A re-parameterised network is written in the smaller form that it has for inference.
     fused = plugin.fused(arrays)
     if fused is not None:
         plugin, arrays = type(plugin)(plugin.options.model_copy(update={"deploy": True})), fused
@@ -149,19 +159,6 @@ def _make_own(resolved: Resolved, weights: Path, request: Mapping[str, Any], ses
     )
 
 
-def _describe_outputs(inputs: Sequence[ProgramInput]) -> list[dict[str, Any]]:
-    return [
-        {
-            "name": given.name or given.key,
-            "key": given.key,
-            "dtype": given.dtype,
-            "layout": given.layout,
-            "axes": {str(axis): name for axis, name in given.axis_names.items()},
-        }
-        for given in inputs
-    ]
-
-
 def _program(request: Mapping[str, Any], inputs: Sequence[ProgramInput], *, size_step: int = 0) -> Program:
     return Program(
         format=request["format"],
@@ -192,6 +189,7 @@ def whole_weights(resolved: Resolved, weights: Path, *, classes: int) -> dict[st
         raise CheckpointError(
             f"{result.summary()}: {'; '.join(result.warnings())}; give weights of {spec.model.name} and these classes"
         )
+    # Files of other programs have no counters of batches, which only training reads.
     zeros = {name: np.zeros(expected[name].shape, expected[name].dtype) for name in result.counters}
     return {**zeros, **result.matched}
 

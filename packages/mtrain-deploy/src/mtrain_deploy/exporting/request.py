@@ -1,10 +1,11 @@
 """The request of an export."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
+from mtrain.errors import UsageError
 from mtrain.spec.request import SpecRequest
 from mtrain_deploy.exported.metadata import Form
 
@@ -39,3 +40,27 @@ class ExportRequest:
     """Settings of the forms with suppression that replace the model's: ``confidence``, ``iou_threshold``, ``max_detections``."""
     force: bool = False
     """Replace files that exist."""
+
+
+def refuse_target(out: Path, files: Sequence[Path], *, suffix: str, writer: str, force: bool) -> None:
+    """Refuse a file that cannot or should not be written, before any work is done.
+
+    Args:
+        out: The name that was given or made.
+        files: The files that will be written.
+        suffix: The ending that ``out`` must have; empty: any.
+        writer: What writes it, in words.
+        force: Whether files that exist are replaced.
+
+    Raises:
+        UsageError: The ending is another, ``out`` or a file exists already, or its folder does not exist.
+    """
+    if suffix and out.suffix != suffix:
+        raise UsageError(f"-o {out}: {writer} writes {suffix}; give a name that ends with it")
+    if out.is_dir():
+        raise UsageError(f"-o {out}: is a folder; give the name of a file")
+    if not out.absolute().parent.is_dir():
+        raise UsageError(f"-o {out}: the folder {out.parent} does not exist; create it, or choose another name")
+    existing = next((file for file in files if file.exists()), None)
+    if existing is not None and not force:
+        raise UsageError(f"-o {out}: {existing} exists already; give --force to replace it, or another name")

@@ -25,8 +25,7 @@ def settings_of(facts: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str,
         SpecError: The model has no such options, because it finds no boxes.
     """
     options = facts["options"]
-    missing = [name for name in SETTINGS if name not in options]
-    if missing:
+    if missing := [name for name in SETTINGS if name not in options]:
         raise SpecError(f"--form nms: the model has no option {missing[0]}, so it finds no boxes; use --form decoded")
     own = {name: options[name] for name in SETTINGS}
     flags = {name: options.get(name, default) for name, default in (("multi_label", True), ("class_agnostic", False))}
@@ -107,7 +106,7 @@ class _Nodes:
         """Add a column (K,) of a matrix."""
         return self.add("Gather", [x_K3, self.constant(index, "int64")], axis=1)
 
-    def shaped(self, x: str, shape: Sequence[int]) -> str:
+    def reshape(self, x: str, shape: Sequence[int]) -> str:
         """Add a reshape; 0 keeps an axis, -1 is what is left."""
         return self.add("Reshape", [x, self.constant(shape, "int64")])
 
@@ -134,11 +133,11 @@ def _rows(nodes: _Nodes, boxes_BN4: str, scores_BNC: str, settings: Mapping[str,
     """Add suppression, the rows (K, 7) that are left, best first, and the rank of each in its image, from 1."""
     class_count = nodes.span(nodes.add("Shape", [scores_BNC]), 2, 3, axis=0)
     if settings["class_agnostic"]:  # each pair of box and class becomes a box of one common class
-        scores_B1M = nodes.shaped(scores_BNC, [0, 1, -1])
+        scores_B1M = nodes.reshape(scores_BNC, [0, 1, -1])
         boxes_BN14 = nodes.add("Unsqueeze", [boxes_BN4, nodes.constant([2], "int64")])
         ones = nodes.constant([1], "int64")
         repeats = nodes.add("Concat", [ones, ones, class_count, ones], axis=0)
-        boxes_BM4 = nodes.shaped(nodes.add("Expand", [boxes_BN14, repeats]), [0, -1, 4])
+        boxes_BM4 = nodes.reshape(nodes.add("Expand", [boxes_BN14, repeats]), [0, -1, 4])
     else:
         scores_B1M, boxes_BM4 = nodes.add("Transpose", [scores_BNC], perm=[0, 2, 1]), boxes_BN4
     limits = [
@@ -155,10 +154,10 @@ def _rows(nodes: _Nodes, boxes_BN4: str, scores_BNC: str, settings: Mapping[str,
         classes_K = nodes.add("Mod", [places_K, class_count])
     place_K2 = nodes.add("Gather", [selected_K3, nodes.constant([0, 2], "int64")], axis=1)
     columns = [
-        nodes.shaped(nodes.add("Cast", [images_K], to=1), [-1, 1]),
+        nodes.reshape(nodes.add("Cast", [images_K], to=1), [-1, 1]),
         nodes.add("GatherND", [boxes_BM4, place_K2]),
-        nodes.shaped(nodes.add("Gather", [scores_K, order_K], axis=0), [-1, 1]),
-        nodes.shaped(nodes.add("Cast", [classes_K], to=1), [-1, 1]),
+        nodes.reshape(nodes.add("Gather", [scores_K, order_K], axis=0), [-1, 1]),
+        nodes.reshape(nodes.add("Cast", [classes_K], to=1), [-1, 1]),
     ]
     ranks_K = _ranks(nodes, images_K, boxes_BM4)
     kept_K = nodes.add("LessOrEqual", [ranks_K, nodes.constant(settings["max_detections"], "int64")])

@@ -21,8 +21,9 @@ from mtrain.spec import remedies
 
 NAMES = "mtrain.json"
 """Extra file of a program of ``torch.export``: the names of its ``inputs`` and ``outputs``, in order."""
+# torch takes a size of 1 for a constant.
 _EXAMPLES = 2
-"""Samples in the example batch of a program for any batch: torch takes a size of 1 for a constant."""
+"""Samples in the example batch of a program for any batch."""
 
 
 class _Traced(nn.Module):
@@ -39,14 +40,14 @@ class _Traced(nn.Module):
         """Inputs that no output depends on. The network may still look for them in its batch, so they are zeros there."""
 
     def forward(self, *arrays: Tensor) -> tuple[Tensor, ...]:
-        batch = {given.key: _loaded(array, given) for given, array in zip(self.inputs, arrays, strict=True)}
+        batch = {given.key: _as_loaded(array, given) for given, array in zip(self.inputs, arrays, strict=True)}
         batch |= {key: torch.zeros(shape, dtype=kind) for key, (shape, kind) in self.left_out.items()}
         outputs: dict[str, Tensor] = self.network.raw(batch) if self.raw else self.network(batch)  # type: ignore[operator]
         self.names = list(outputs)
         return tuple(value.float() if value.dtype == torch.float16 else value for value in outputs.values())
 
 
-def _loaded(array: Tensor, given: ProgramInput) -> Tensor:
+def _as_loaded(array: Tensor, given: ProgramInput) -> Tensor:
     """Return an input as mtrain's loaders have it: images with the channels last and pixels from 0 to 255."""
     if given.layout == "CHW":
         array = array.permute(0, 2, 3, 1)
@@ -67,7 +68,7 @@ def write(network: nn.Module, weights: Mapping[str, Array], program: Program) ->
     traced = _Traced(network, program).eval()
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of torch's exporter about its own parts
-        exported = _exported(traced)
+        exported = _export(traced)
         if program.format == "torch":
             exported = _without_unread(exported, traced)
             named = {"inputs": [given.name or given.key for given in traced.inputs], "outputs": traced.names}
@@ -92,10 +93,10 @@ def _without_unread(exported: Any, traced: _Traced) -> Any:
     examples = {given.key: _example(given, traced.program) for given in compress(traced.inputs, map(not_, read))}
     traced.left_out = {key: (example.shape, example.dtype) for key, example in examples.items()}
     traced.inputs = list(compress(traced.inputs, read))
-    return _exported(traced)
+    return _export(traced)
 
 
-def _exported(traced: _Traced) -> Any:
+def _export(traced: _Traced) -> Any:
     program = replace(traced.program, inputs=traced.inputs)
     examples = tuple(_example(given, program) for given in program.inputs)
     try:
@@ -111,12 +112,10 @@ def _exported(traced: _Traced) -> Any:
 
 
 def _forget_source(exported: Any) -> None:
-    """Remove the lines of source code, with the paths of their files, that torch notes for each node of a graph.
-
-    Both kinds of files would carry them to whoever gets the model.
-    """
+    """Remove the lines of source code, with the paths of their files, that torch notes for each node of a graph."""
     for module in exported.graph_module.modules():
         for node in module.graph.nodes if isinstance(module, torch.fx.GraphModule) else ():
+            # Both kinds of files would carry these lines to whoever gets the model.
             node.meta.pop("stack_trace", None)
 
 

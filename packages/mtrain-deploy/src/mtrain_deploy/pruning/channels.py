@@ -24,7 +24,7 @@ class Channels:
         self._parents.extend(range(first, first + count))
         return np.arange(first, first + count, dtype=np.int64)
 
-    def fixed(self, count: int) -> Ids:
+    def new_fixed(self, count: int) -> Ids:
         """Return identities for ``count`` channels that must stay."""
         return np.full(count, FIXED, np.int64)
 
@@ -37,11 +37,12 @@ class Channels:
 
     def fix(self, ids: Sequence[int] | Ids) -> None:
         """Have the channels ``ids`` stay."""
-        self.tie(ids, self.fixed(len(ids)))
+        self.tie(ids, self.new_fixed(len(ids)))
 
     def root(self, number: int) -> int:
         """Return the identity that stands for the whole set of ``number``."""
         while self._parents[number] != number:
+            # Halving the paths keeps them short: networks tie thousands of channels in long chains.
             self._parents[number] = self._parents[self._parents[number]]
             number = self._parents[number]
         return number

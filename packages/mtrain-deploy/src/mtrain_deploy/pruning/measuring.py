@@ -26,7 +26,7 @@ _TOLERANCE = 1e-8
 
 
 @dataclass(frozen=True, kw_only=True)
-class Network:
+class TrainedNetwork:
     """A network that was prepared on the session of a job."""
 
     model: Module
@@ -57,16 +57,16 @@ class Bench:
         self._evaluation.close()
         self._training.close()
 
-    def network(self, weights: Mapping[str, Array], sizes: Sizes | None, **changes: Any) -> Network:
+    def network(self, weights: Mapping[str, Array], sizes: Sizes | None, **changes: Any) -> TrainedNetwork:
         """Prepare a network with these weights; ``changes`` are changes of the recipe."""
         job = self.job
         model, optimizer = job.session.prepare(
             lambda: pruned.build(job.plugin, job.task, job.session.collective, sizes), replace(job.recipe, **changes)
         )
         job.session.restore(model, optimizer, State(weights=dict(weights)))
-        return Network(model=model, optimizer=optimizer)
+        return TrainedNetwork(model=model, optimizer=optimizer)
 
-    def fill(self, network: Network, weights: Mapping[str, Array]) -> None:
+    def fill(self, network: TrainedNetwork, weights: Mapping[str, Array]) -> None:
         """Put other weights into a network."""
         self.job.session.restore(network.model, network.optimizer, State(weights=dict(weights)))
 
@@ -90,7 +90,7 @@ class Bench:
         loader.close()
         return Subset(indices=[int(index) for index in indices], batches=batches)
 
-    def metrics(self, network: Network, subset: Subset | None = None) -> tuple[dict[str, float], list[str]]:
+    def metrics(self, network: TrainedNetwork, subset: Subset | None = None) -> tuple[dict[str, float], list[str]]:
         """Return the metrics of a network on the evaluation split, and the names of the most important ones.
 
         ``subset``: the samples that are scored; None: all.
@@ -114,7 +114,7 @@ class Bench:
             raise UsageError(f"evaluate.score: {name!r} given, this evaluation has {', '.join(metrics)}")
         return {**metrics, "score": metrics[name]}, list(evaluator.headline)
 
-    def outputs(self, network: Network) -> dict[str, Array]:
+    def outputs(self, network: TrainedNetwork) -> dict[str, Array]:
         """Return the outputs of a network in evaluation for one batch."""
         network.model.eval()
         (batch,) = self.job.session.batches([self.evaluation_batch])
@@ -153,6 +153,7 @@ class Bench:
                 does not see.
         """
         former = self.job.spec.model.pruned
+        # In float32 rounding would hide a small mistake, such as a channel that is cut in one of two places.
         whole = self.outputs(self.network(masked, former, precision="fp64"))
         less = self.outputs(self.network(small, sizes, precision="fp64"))
         difference = max(float(np.max(np.abs(whole[name] - less[name]))) for name in whole)
@@ -164,12 +165,13 @@ class Bench:
             )
         return difference, largest
 
-    def times_s(self, one: Network, other: Network) -> tuple[float, float]:
+    def times_s(self, one: TrainedNetwork, other: TrainedNetwork) -> tuple[float, float]:
         """Return the median time in seconds of each network for the same batch; they take turns."""
         (batch,) = self.job.session.batches([self.evaluation_batch])
         one.model.eval()
         other.model.eval()
         times: tuple[list[float], list[float]] = ([], [])
+        # Taking turns, both networks see the same load and the same clock of the processor.
         for turn in range(_UNTIMED_PAIRS + _TIMED_PAIRS):
             for network, seconds in zip((one, other), times, strict=True):
                 began = time.perf_counter()

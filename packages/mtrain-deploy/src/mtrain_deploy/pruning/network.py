@@ -23,7 +23,7 @@ LEAST = 0.1
 
 
 @dataclass(frozen=True, kw_only=True)
-class Group:
+class ChannelGroup:
     """Sets of channels that the same layers write."""
 
     layers: tuple[str, ...]
@@ -54,7 +54,7 @@ class Prunable:
             self.inputs[name], self.outputs[name] = roots(layer.inputs), roots(layer.outputs)
 
     @cached_property
-    def groups(self) -> list[Group]:
+    def groups(self) -> list[ChannelGroup]:
         """The groups of sets that can be removed, in the order of the model."""
         writers: dict[int, list[str]] = {}
         for name, ids in self.outputs.items():
@@ -65,7 +65,7 @@ class Prunable:
         for number, names in sorted(writers.items()):
             if number != FIXED:
                 members.setdefault(tuple(names), []).append(number)
-        return [Group(layers=names, sets=tuple(sets)) for names, sets in members.items()]
+        return [ChannelGroup(layers=names, sets=tuple(sets)) for names, sets in members.items()]
 
     def flops(self, removed: Collection[int] = ()) -> int:
         """Return the FLOPs of one sample without the sets ``removed``."""
@@ -83,13 +83,13 @@ class Prunable:
         """Return the sizes of the layers that are smaller without the sets ``removed``, see ``core.pruned.Sizes``."""
         sizes: dict[str, list[int]] = {}
         for name, layer in self.layers.items():
-            kept_inputs, kept_outputs = self.kept(name, removed)
+            kept_inputs, kept_outputs = self.what_stays(name, removed)
             if not (kept_inputs.all() and kept_outputs.all()):
                 both = [int(kept_inputs.sum()), int(kept_outputs.sum())]
                 sizes[name] = both[: len(SIZE_ARGUMENTS[layer.kind])]
         return sizes
 
-    def kept(self, name: str, removed: Collection[int]) -> tuple[Bools, Bools]:
+    def what_stays(self, name: str, removed: Collection[int]) -> tuple[Bools, Bools]:
         """Return which input and output channels of a layer stay."""
         gone = np.fromiter(removed, np.int64, len(removed))
         return ~np.isin(self.inputs[name], gone), ~np.isin(self.outputs[name], gone)
@@ -124,10 +124,11 @@ class Prunable:
         candidates: list[int] = []
         for group in self.groups:
             candidates += least_important(group, scores, len(group.sets))
+        # The number decides between equal scores, so that a repeated call removes the same channels.
         return sorted(candidates, key=lambda number: (scores[number], number))
 
 
-def least_important(group: Group, scores: Mapping[int, float], count: int) -> list[int]:
+def least_important(group: ChannelGroup, scores: Mapping[int, float], count: int) -> list[int]:
     """Return ``count`` sets of a group with the lowest scores, or as many as may be removed."""
     scored = sorted((number for number in group.sets if number in scores), key=lambda n: (scores[n], n))
     stay = max(1, round(LEAST * len(group.sets)))
@@ -166,7 +167,7 @@ def _axes(
 ) -> dict[str, Sequence[tuple[int, Bools]]]:
     """Return (axis, which of its places stay) for each array of a layer that has channels."""
     layer = network.layers[name]
-    kept_inputs, kept_outputs = network.kept(name, removed)
+    kept_inputs, kept_outputs = network.what_stays(name, removed)
     if kept_inputs.all() and kept_outputs.all():
         return {}
     if layer.kind == "BatchNorm2d":

@@ -33,6 +33,7 @@ def scores_of(network: Prunable, weights: Mapping[str, Array], by: By, gradients
         scores = _mean_absolute(network, weights, norms=False)
         for group in groups:
             known = [number for number in group.sets if number in scores]
+            # Layers have weights of other sizes: without the division whole layers would go first.
             mean = float(np.mean([scores[number] for number in known])) or 1.0
             scores.update({number: scores[number] / mean for number in known})
     elif by == "bn":

@@ -7,8 +7,8 @@ from typing import Any
 
 from mtrain.core.interfaces import Array
 from mtrain_deploy.pruning import SHARES
-from mtrain_deploy.pruning.measuring import Bench, Network
-from mtrain_deploy.pruning.network import Group, Prunable, least_important, mask
+from mtrain_deploy.pruning.measuring import Bench, TrainedNetwork
+from mtrain_deploy.pruning.network import ChannelGroup, Prunable, least_important, mask
 
 _PAUSE_S = 2.0
 """Least time between two reports of progress, but for the last one."""
@@ -19,7 +19,7 @@ class Masked:
     """The network whose groups are masked one after the other."""
 
     network: Prunable
-    whole: Network
+    whole: TrainedNetwork
     """It has other weights afterwards."""
     weights: Mapping[str, Array]
     scores: Mapping[int, float]
@@ -53,11 +53,12 @@ def rows(
 
     before = score([])
     table = []
-    for group in _Progress(len(masked.network.groups), tell).of(masked.network.groups):
+    for group in _telling(masked.network.groups, tell):
         losses: dict[int, float] = {}
         row = []
         for share in shares:
             removed = least_important(group, masked.scores, round(share * len(group.sets)))
+            # Small groups have the same sets for several shares.
             if len(removed) not in losses:
                 losses[len(removed)] = before - score(removed)
             row.append(losses[len(removed)])
@@ -66,20 +67,13 @@ def rows(
     return table
 
 
-class _Progress:
-    """Tells how many groups are done and how long the others will take."""
-
-    def __init__(self, total: int, tell: Callable[[str], None]) -> None:
-        self._total = total
-        self._tell = tell
-
-    def of(self, groups: list[Group]) -> Iterator[Group]:
-        """Yield the groups, and tell about progress between them."""
-        began = told = time.monotonic()
-        for i, group in enumerate(groups, start=1):
-            yield group
-            now = time.monotonic()
-            if now - told >= _PAUSE_S or i == self._total:
-                told = now
-                left_s = (now - began) / i * (self._total - i)
-                self._tell(f"sensitivity: {i} of {self._total} groups, {left_s:.0f} s left")
+def _telling(groups: list[ChannelGroup], tell: Callable[[str], None]) -> Iterator[ChannelGroup]:
+    """Yield the groups, and tell between them how many are done and how long the others will take."""
+    began = told = time.monotonic()
+    for i, group in enumerate(groups, start=1):
+        yield group
+        now = time.monotonic()
+        if now - told >= _PAUSE_S or i == len(groups):
+            told = now
+            left_s = (now - began) / i * (len(groups) - i)
+            tell(f"sensitivity: {i} of {len(groups)} groups, {left_s:.0f} s left")

@@ -42,7 +42,7 @@ class Traced:
         """Return a traced ``value`` that has these channels, or others of the same trace."""
         return Traced(value, self.axis if axis is None else axis, self.ids if ids is None else ids, self.channels)
 
-    def fixed(self) -> Tensor:
+    def fix(self) -> Tensor:
         """Fix the channels, and return the tensor."""
         self.channels.fix(self.ids)
         return self.value
@@ -78,7 +78,7 @@ for _name in ("add", "sub", "mul", "truediv", "pow", "floordiv", "mod", "lt", "l
 def raw(value: Any) -> Any:
     """Return a value without identities, whose channels are fixed; also within lists and tuples."""
     if isinstance(value, Traced):
-        return value.fixed()
+        return value.fix()
     if isinstance(value, Size):
         return int(value)
     if isinstance(value, list | tuple) and type(value) in (list, tuple):
@@ -140,16 +140,17 @@ def _elementwise(function: Function, one: Any, other: Any) -> Any:
     axes = [count - len(t.value.shape) + t.axis for t in (x, y) if t is not None]
     if x is not None and y is not None:
         if axes[0] != axes[1] or len(x.ids) != len(y.ids):
-            x.fixed()
-            y.fixed()
+            x.fix()
+            y.fix()
             return result
         x.channels.tie(x.ids, y.ids)
         return x.with_value(result, axes[0])
     plain = other if y is None else one
     from_end = count - axes[0]
+    # A plain array with a value for each channel was made for their number, which must then stay.
     shape = tuple(getattr(plain, "shape", ()))
     if (len(shape) >= from_end and shape[-from_end] != 1) or result.shape[axes[0]] != len(base.ids):
-        base.fixed()
+        base.fix()
         return result
     return base.with_value(result, axes[0])
 
@@ -166,19 +167,19 @@ def _concat(function: Function, arrays: Sequence[Any], axis: int = 0) -> Any:
         for x in traced[1:]:
             first.channels.tie(first.ids, x.ids)
         return first.with_value(function([x.value for x in traced], axis))
-    ids = [x.ids if isinstance(x, Traced) else first.channels.fixed(int(x.shape[place])) for x in arrays]
+    ids = [x.ids if isinstance(x, Traced) else first.channels.new_fixed(int(x.shape[place])) for x in arrays]
     joined = function([x.value if isinstance(x, Traced) else x for x in arrays], axis)
     return first.with_value(joined, ids=np.concatenate(ids))
 
 
-def _split(function: Function, x: Traced, sizes: Sequence[int], *, axis: int = 0) -> Any:
+def _follow_split(function: Function, x: Traced, sizes: Sequence[int], *, axis: int = 0) -> Any:
     """Follow a split; one of the channels keeps them free only where all sizes follow from the tensor and are equal."""
     whole = [int(size) for size in sizes]
     parts = function(x.value, whole, axis=axis)
     if axis % len(x.value.shape) != x.axis:
         return [x.with_value(part) for part in parts]
     if len(set(whole)) > 1 or not all(isinstance(size, Size) for size in sizes):
-        x.fixed()
+        x.fix()
         return parts
     pieces = np.split(x.ids, len(whole))
     for piece in pieces[1:]:
@@ -196,7 +197,7 @@ def _reshape(function: Function, x: Traced, shape: Sequence[int]) -> Any:
         follows = former[axis] == -1 or isinstance(shape[axis], Size)
         if size == before[x.axis] and int(np.prod(sizes[:axis])) == leading and follows:
             return x.with_value(result, axis)
-    x.fixed()
+    x.fix()
     return result
 
 
@@ -209,7 +210,7 @@ def _reduce(function: Function, x: Traced, *, axis: Any = None, keepdims: bool =
     axes = range(count) if axis is None else [a % count for a in ([axis] if isinstance(axis, int) else axis)]
     result = function(x.value, axis=axis, keepdims=keepdims)
     if x.axis in axes:
-        x.fixed()
+        x.fix()
         return result
     return x.with_value(result, x.axis if keepdims else x.axis - sum(a < x.axis for a in axes))
 
@@ -243,7 +244,7 @@ def _item(x: Traced, key: Any) -> Any:
     keys = list(key) if isinstance(key, tuple) else [key]
     count, axis, place = len(x.value.shape), 0, 0
     if not all(k is None or k is Ellipsis or isinstance(k, int | slice) for k in keys):
-        return x.fixed()[raw(key)]
+        return x.fix()[raw(key)]
     taken = sum(k is not None and k is not Ellipsis for k in keys)
     if Ellipsis in keys:
         dots = keys.index(Ellipsis)
@@ -251,7 +252,7 @@ def _item(x: Traced, key: Any) -> Any:
     for k in keys:
         if axis == x.axis and k is not None:
             if k != slice(None):
-                return x.fixed()[key]
+                return x.fix()[key]
             break
         axis += k is not None
         place += k is None or isinstance(k, slice)
@@ -273,7 +274,7 @@ _HANDLERS: Mapping[str, Function] = {
     **dict.fromkeys(("mean", "sum", "max", "min"), _reduce),
     **dict.fromkeys(("zeros", "full", "arange", "asarray"), _like),
     "concat": _concat,
-    "split": _split,
+    "split": _follow_split,
     "reshape": _reshape,
     "permute_dims": _permute,
     "expand_dims": _expand,

@@ -84,6 +84,7 @@ def trace(
     with pruned.constructors(tracer.construct, [*SIZE_ARGUMENTS, *_MAPS, *_POINTS, *_MIXING]):
         network = pruned.build(plugin, task, collective, sizes)
     try:
+        # Layers that only training uses (auxiliary heads) keep their sizes unless they are seen.
         if training is not None:
             network.train()
             tracer.run(network, training)
@@ -170,7 +171,7 @@ class _Tracer:
     def _inputs(self, x: Any, axis: int) -> Ids:
         if isinstance(x, Traced) and x.axis == axis:
             return x.ids
-        return self._channels.fixed(int(raw(x).shape[axis]))
+        return self._channels.new_fixed(int(raw(x).shape[axis]))
 
     def _tie_groups(self, layer: Layer) -> None:
         """Tie what the groups of a convolution share: each keeps as many channels, at the same places."""

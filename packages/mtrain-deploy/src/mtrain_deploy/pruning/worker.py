@@ -24,8 +24,8 @@ from mtrain.system.runfolder import RunFolder
 from mtrain.weights import writing
 from mtrain_deploy import rank_program
 from mtrain_deploy.pruning import REQUEST, RESULT, WEIGHTS
-from mtrain_deploy.pruning.measuring import Bench, Network
-from mtrain_deploy.pruning.network import Group, Prunable, mask, shrink
+from mtrain_deploy.pruning.measuring import Bench, TrainedNetwork
+from mtrain_deploy.pruning.network import ChannelGroup, Prunable, mask, shrink
 from mtrain_deploy.pruning.scores import scores_of
 from mtrain_deploy.pruning.sensitivity import Masked
 from mtrain_deploy.pruning.sensitivity import rows as table
@@ -35,6 +35,7 @@ from mtrain_deploy.pruning.tracing import trace
 def prune(resolved: Resolved, run_folder: RunFolder, weights: Path, *, leave: process.Leaving) -> None:
     """Prune as ``prune.json`` asks, and write the answer and the weights."""
     request = json.loads((run_folder.path / REQUEST).read_text(encoding="utf-8"))
+    # Anchors and the like were computed from the training data, and the network is built with them.
     details = store.load(weights).meta["extra"].get("details") if weights.is_dir() else None
     with assemble(resolved, open_task(resolved), leave=leave, training=True, details=details, restored=True) as job:
         if job.plugin.native:
@@ -72,7 +73,7 @@ class Pruning:
             sizes=self._former,
         )
         self._network = Prunable(traced)
-        self._whole = Network(model=job.model, optimizer=job.optimizer)
+        self._whole = TrainedNetwork(model=job.model, optimizer=job.optimizer)
 
     def run(
         self, *, target: float, by: Any, sensitivity: bool, samples: int, shares: Sequence[float]
@@ -82,6 +83,7 @@ class Pruning:
         scores = scores_of(network, weights, by, lambda: iter(bench.gradients(weights, self._former)))
         removed = network.select(scores, target)
         small, sizes = shrink(network, weights, removed), {**(self._former or {}), **network.sizes(removed)}
+        # The form for inference has convolutions of its own, whose sizes a spec must name too.
         sizes |= _fused_sizes(bench.job.plugin.fused(small) or {}, small)
         difference, largest = bench.difference(mask(network, weights, removed), small, sizes)
         bench.fill(self._whole, weights)
@@ -114,7 +116,7 @@ class Pruning:
         buffers = (".running_mean", ".running_var", ".num_batches_tracked")
         return sum(int(array.size) for name, array in weights.items() if not name.endswith(buffers))
 
-    def _row(self, group: Group, removed: set[int]) -> dict[str, Any]:
+    def _row(self, group: ChannelGroup, removed: set[int]) -> dict[str, Any]:
         stays = sum(number not in removed for number in group.sets)
         return {"group": group.name, "layers": list(group.layers), "channels": [len(group.sets), stays]}
 

@@ -41,6 +41,7 @@ def samples(job: "Resolved", metadata: Metadata, *, count: int, seed: int) -> It
     opened.val = opened.train  # the evaluation split is the one that is read without augmentation
     data = job.task_named(opened.kind)(spec, opened, training=False)
     source = data.sources()["val"]
+    # Files are often sorted by class, so the first ones would show a few of them.
     chosen = np.random.default_rng(seed).permutation(len(source))[:count]
     return ({**source.collate([source.sample(0, int(index))]), "epoch": np.zeros(1, np.int64)} for index in chosen)
 
@@ -55,7 +56,7 @@ def feeds(batches: Iterator[HostBatch], metadata: Metadata) -> Iterator[dict[str
         feed = {}
         for given in metadata.inputs:
             array = np.asarray(batch[given.key])
-            array = given.taken(array) if array.ndim == len(given.shape) else array
+            array = given.as_input(array) if array.ndim == len(given.shape) else array
             size = given.shape[0]
             array = np.repeat(array, size, axis=0) if isinstance(size, int) and size > 1 else array
             sides = zip(array.shape, given.shape, strict=len(array.shape) == len(given.shape))

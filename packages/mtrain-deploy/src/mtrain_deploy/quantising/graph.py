@@ -61,6 +61,7 @@ def left_in_float(graph: Any) -> set[str]:
     trained = {layer.node for layer in layers(graph)}
     reads = [(node, set(node.input)) for node in graph.node]
     before_a_layer: set[str] = set()
+    # From the outputs backwards: what no trained layer reads, directly or through others, is float.
     for node, inputs in reversed(reads):
         outputs = set(node.output)
         if outputs & before_a_layer or node.name in trained:
@@ -71,10 +72,7 @@ def left_in_float(graph: Any) -> set[str]:
 
 
 def trained_tensors(graph: Any, ranges: Mapping[str, Range]) -> dict[str, Range]:
-    """Return the trained range of each tensor that a layer with one reads, by the tensor's name.
-
-    A layer that was merged of several, as in a re-parameterised network, has the range that all of them share.
-    """
+    """Return the trained range of each tensor that a layer with one reads, by the tensor's name."""
     return {layer.input: found for layer in layers(graph) if (found := _range_of(layer.name, ranges)) is not None}
 
 
@@ -82,6 +80,7 @@ def _range_of(name: str, ranges: Mapping[str, Range]) -> Range | None:
     if name in ranges:
         return ranges[name]
     parent = name.rpartition(".")[0]
+    # A layer that was merged of several, as in a re-parameterised network, has the range that all of them share.
     parts = {found for other, found in ranges.items() if parent and other.startswith(f"{parent}.")}
     return parts.pop() if len(parts) == 1 else None
 

@@ -9,8 +9,9 @@ from mtrain_deploy.exported.metadata import Metadata
 from mtrain_deploy.exporting.onnx_file import write_metadata
 from mtrain_deploy.quantising import Method, graph
 
+# What stands between the layers is among them: it would convert to floats and back.
 QUANTISED_OPS = ("Conv", "Gemm", "MatMul", "Sigmoid", "Mul", "Add", "Concat", "MaxPool", "Resize")
-"""What computes with integers: the layers, and what stands between them, which would otherwise convert to floats and back."""
+"""What computes with integers."""
 
 
 def write_quantised(

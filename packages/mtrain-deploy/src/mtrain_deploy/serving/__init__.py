@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mtrain.spec import remedies
-from mtrain_deploy.serving.settings import Settings
+from mtrain_deploy.serving.settings import ServeSettings
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
-__all__ = ["Settings", "app", "serve"]
+__all__ = ["ServeSettings", "app", "serve"]
 _NEEDED = ("fastapi", "uvicorn", "multipart", "prometheus_client", "onnxruntime", "cv2", "PIL")
 
 
@@ -27,12 +27,12 @@ def app(weights: str | os.PathLike[str], **settings: Any) -> "FastAPI":
 
     Args:
         weights: A file that ``mtrain export --format onnx`` wrote.
-        settings: Values of ``Settings``; the address is the server's own matter.
+        settings: Values of ``ServeSettings``; the address is the server's own matter.
 
     Raises:
         UsageError: A library is missing, a setting is out of range, or the file cannot be used.
     """
-    return _application(weights, Settings(**settings))
+    return _application(weights, ServeSettings(**settings))
 
 
 def serve(weights: str | os.PathLike[str], *, say: Callable[[str], None] = print, **settings: Any) -> int:
@@ -43,7 +43,7 @@ def serve(weights: str | os.PathLike[str], *, say: Callable[[str], None] = print
     Args:
         weights: A file that ``mtrain export --format onnx`` wrote.
         say: Takes the lines for people, the first with the address.
-        settings: Values of ``mtrain_deploy.serving.Settings``, such as ``port=8080``.
+        settings: Values of ``mtrain_deploy.serving.ServeSettings``, such as ``port=8080``.
 
     Returns:
         The exit code: 0 if every request in flight was answered, else 1.
@@ -51,7 +51,7 @@ def serve(weights: str | os.PathLike[str], *, say: Callable[[str], None] = print
     Raises:
         UsageError: A library is missing, a setting is out of range, the file cannot be used, or the address is in use.
     """
-    chosen = Settings(**settings)
+    chosen = ServeSettings(**settings)
     application = _application(weights, chosen)
     from mtrain_deploy.serving.process import serve_until_asked
 
@@ -61,13 +61,14 @@ def serve(weights: str | os.PathLike[str], *, say: Callable[[str], None] = print
     return serve_until_asked(application, chosen, say)
 
 
-def _application(weights: str | os.PathLike[str], settings: Settings) -> "FastAPI":
+def _application(weights: str | os.PathLike[str], settings: ServeSettings) -> "FastAPI":
     remedies.require(_NEEDED, what="serve", extra="mtrain-deploy")
+    # These modules import FastAPI and ONNX Runtime, whose absence was told above in one sentence.
     from mtrain_deploy.serving.application import build
-    from mtrain_deploy.serving.predictor import ExportedPredictor
+    from mtrain_deploy.serving.predictor import Predictor
     from mtrain_deploy.serving.reloading import Watched
 
-    def opened() -> ExportedPredictor:
-        return ExportedPredictor.open(Path(weights), threads=settings.threads)
+    def open_model() -> Predictor:
+        return Predictor.open(Path(weights), threads=settings.threads)
 
-    return build(opened(), settings, Watched(Path(weights), opened) if settings.reload else None)
+    return build(open_model(), settings, Watched(Path(weights), open_model) if settings.reload else None)

@@ -18,7 +18,7 @@ from mtrain_deploy.serving.predictor import Predictor
 from mtrain_deploy.serving.refusal import Refusal
 from mtrain_deploy.serving.reloading import Watched, reload_when_new
 from mtrain_deploy.serving.service import Service
-from mtrain_deploy.serving.settings import Settings
+from mtrain_deploy.serving.settings import ServeSettings
 
 _STRICT_HEADERS = {
     "X-Content-Type-Options": "nosniff",
@@ -43,7 +43,7 @@ _BODY = {
 }
 
 
-def build(predictor: Predictor, settings: Settings, watched: Watched | None = None) -> FastAPI:
+def build(predictor: Predictor, settings: ServeSettings, watched: Watched | None = None) -> FastAPI:
     """Return the ASGI application that answers with a model. ``state.service`` is its ``Service``.
 
     Args:
@@ -160,11 +160,12 @@ def _add_information(app: FastAPI, service: Service) -> None:
 
 def _add_errors(app: FastAPI) -> None:
     @app.exception_handler(Refusal)
-    async def refused(_: Request, error: Refusal) -> Response:
+    async def answer_refusal(_: Request, error: Refusal) -> Response:
         return _sentence(error.status, error.sentence, error.headers)
 
     @app.exception_handler(RequestValidationError)
     async def invalid(_: Request, error: RequestValidationError) -> Response:
+        # One sentence is promised for every refusal: the first error is enough to correct the request.
         first = error.errors()[0]
         return _sentence(400, f"{first['loc'][-1]}: given {str(first['input'])[:100]!r}; {_lower(first['msg'])}")
 
@@ -178,7 +179,7 @@ def _add_errors(app: FastAPI) -> None:
         return _sentence(error.status_code, sentences.get(error.status_code, str(error.detail)), error.headers)
 
     @app.exception_handler(Exception)
-    async def failed(_: Request, error: Exception) -> Response:
+    async def answer_failure(_: Request, error: Exception) -> Response:
         return _sentence(500, "the server has failed; its log has the reason", {"Connection": "close"})
 
 
@@ -201,7 +202,7 @@ class _Counted:
             await self._app(scope, receive, send)
             return
 
-        async def sent(message: Message) -> None:
+        async def count_and_send(message: Message) -> None:
             if message["type"] == "http.response.start":
                 known = {name.encode().lower(): value.encode() for name, value in _STRICT_HEADERS.items()}
                 present = {name for name, _ in message["headers"]}
@@ -209,7 +210,7 @@ class _Counted:
                 self._count(scope, message["status"])
             await send(message)
 
-        await self._app(scope, receive, sent)
+        await self._app(scope, receive, count_and_send)
 
     def _count(self, scope: Scope, status: int) -> None:
         # Paths that strangers make up would fill the memory: only those of the application are labels.

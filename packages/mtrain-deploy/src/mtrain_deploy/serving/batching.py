@@ -53,8 +53,7 @@ class Batcher:
     async def run(self) -> None:
         """Compute batches until this coroutine is cancelled."""
         while True:
-            batch = await self._next_batch()
-            if batch:
+            if batch := await self._next_batch():
                 await self._compute_batch(batch)
 
     async def warm(self, sample: Sample) -> None:
@@ -83,6 +82,7 @@ class Batcher:
                     items.append(await self._waiting.get())
         except TimeoutError:
             pass
+        # Nobody waits any more for outputs that are done: their requests were cancelled or too late.
         wanted = [item for item in items if not item.output.done()]
         self._metrics.abandoned.inc(len(items) - len(wanted))
         return wanted
@@ -105,6 +105,7 @@ class Batcher:
         self._metrics.batch.observe(len(batch))
         latest = seconds / len(batch)
         known = self.seconds_per_image
+        # A mean over several batches, because the first ones after a pause are slower than all others.
         self.seconds_per_image = latest if not known else known + _SMOOTHING * (latest - known)
         for item, output in zip(batch, outputs, strict=True):
             if not item.output.done():

@@ -11,8 +11,9 @@ from mtrain_deploy.serving.metrics import Metrics
 from mtrain_deploy.serving.refusal import Refusal
 from mtrain_deploy.serving.uploads import Upload
 
+# Each further decoder is one more that strangers can feed.
 FORMS = "JPEG, PNG, WebP or BMP"
-"""The forms that are decoded. Each further decoder is one more that strangers can feed."""
+"""The forms that are decoded."""
 
 
 SHARE_PIXELS = 2_000_000
@@ -34,7 +35,7 @@ class PixelBudget:
         self._metrics = metrics
 
     @contextmanager
-    def held(self, pixels: Sequence[int]) -> Iterator[None]:
+    def hold(self, pixels: Sequence[int]) -> Iterator[None]:
         """Count the pixels of some images while they are in work.
 
         Raises:
@@ -75,6 +76,7 @@ def pixels_of(upload: Upload, *, max_pixels: int) -> int:
         Refusal: It is of another form, its header is damaged, or it has more than ``max_pixels``.
     """
     content, name = upload.content, upload.name
+    # By content and not by name or type, which clients choose.
     is_webp = content[:4] == b"RIFF" and content[8:12] == b"WEBP"
     if not (content[:2] in (JPEG, b"BM") or content[:8] == PNG or is_webp):
         raise Refusal(415, f"{name}: is no image in the form of {FORMS}; convert it to one of these")
@@ -105,6 +107,7 @@ def decode(upload: Upload, *, max_pixels: int) -> Array:
         return decode_bytes(content, name, max_pixels=max_pixels)
     except DataError as error:
         if isinstance(error.__cause__, MemoryError):
+            # Memory is short on the server: that is no fault of the image.
             raise error.__cause__ from None
         raise _refuse_damaged(name, error.__cause__ or error) from None
 

@@ -2,24 +2,22 @@
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterator
-from typing import TypeVar
+from collections.abc import Iterator
 
 import numpy as np
 
 from mtrain_deploy.serving.batching import Batcher
 from mtrain_deploy.serving.metrics import Metrics
 from mtrain_deploy.serving.predictor import Predictor
-from mtrain_deploy.serving.settings import Settings
+from mtrain_deploy.serving.settings import ServeSettings
 
 DEFAULT_BATCH = 8
-T = TypeVar("T")
 
 
 class Engine:
     """A model and its batches. A request keeps to one engine, also while another takes its place."""
 
-    def __init__(self, predictor: Predictor, settings: Settings, metrics: Metrics) -> None:
+    def __init__(self, predictor: Predictor, settings: ServeSettings, metrics: Metrics) -> None:
         self.predictor = predictor
         self.max_batch = settings.max_batch or predictor.batch_size or DEFAULT_BATCH
         self.batcher = Batcher(
@@ -40,7 +38,7 @@ class Engine:
         await self.batcher.warm(self.predictor.sample(np.full((64, 64, 3), 114, np.uint8)))
 
     @contextlib.contextmanager
-    def used(self) -> Iterator["Engine"]:
+    def hold(self) -> Iterator["Engine"]:
         """Keep the engine while a request uses it."""
         self._users += 1
         self._unused.clear()
@@ -51,31 +49,24 @@ class Engine:
             if not self._users:
                 self._unused.set()
 
-    async def alone(self, work: Callable[[], T]) -> T:
-        """Compute something in the thread of the batches, between two of them."""
-        return await self.batcher.alone(work)
-
     async def run(self) -> None:
         """Compute batches until ``stop``, or until this coroutine is cancelled."""
         work, stopped = asyncio.ensure_future(self.batcher.run()), asyncio.ensure_future(self._stopped.wait())
         try:
             await asyncio.wait({work, stopped}, return_when=asyncio.FIRST_COMPLETED)
+            # A batcher that failed raises its error here; one that was stopped has none.
             if work.done():
                 await work
         finally:
             work.cancel()
             stopped.cancel()
-            self.close()
+            self.batcher.close()
 
     def stop(self) -> None:
         """Let ``run`` return."""
         self._stopped.set()
 
-    def close(self) -> None:
-        """End the thread that computes."""
-        self.batcher.close()
-
-    async def left(self) -> None:
+    async def wait_until_unused(self) -> None:
         """Wait until no request uses the engine."""
         if self._users:
             await self._unused.wait()

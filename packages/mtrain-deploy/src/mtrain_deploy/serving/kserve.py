@@ -51,8 +51,8 @@ def _add_model(app: FastAPI, service: Service, path: str) -> None:
             "name": name,
             "versions": [VERSION],
             "platform": "onnxruntime_onnx",
-            "inputs": [each.described() for each in predictor.inputs()],
-            "outputs": [each.described() for each in predictor.results()],
+            "inputs": [each.as_json() for each in predictor.inputs()],
+            "outputs": [each.as_json() for each in predictor.results()],
         }
 
     @app.get(path + "/ready")

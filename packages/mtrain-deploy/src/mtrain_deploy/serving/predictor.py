@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -15,7 +15,7 @@ from mtrain.errors import UsageError
 from mtrain.spec.registry import Registry
 from mtrain.spec.resolved import Resolved
 from mtrain_deploy.exported.metadata import SUPPRESSED
-from mtrain_deploy.exported.model import ExportedModel
+from mtrain_deploy.exported.model import ExportedModel, check_predicts
 from mtrain_deploy.serving.tensors import TensorType
 
 if TYPE_CHECKING:
@@ -45,57 +45,11 @@ class Sample:
     """Width and height of the image in pixels, as displayed."""
 
 
-class Predictor(Protocol):
-    """A model that finds something in images. Several threads call its members at once.
+class Predictor:
+    """A file that ``mtrain export --format onnx`` wrote, as a server asks it. Several threads call its members at once.
 
     Only ``outputs`` is called by one thread at a time.
     """
-
-    @property
-    def batch_size(self) -> int | None:
-        """Number of images that the model computes at once; None: any number."""
-        ...
-
-    @property
-    def name(self) -> str:
-        """Name of the model, as a part of a path of HTTP."""
-        ...
-
-    def inputs(self) -> Sequence[TensorType]:
-        """Return the inputs of the graph; the first axis of each is that of samples."""
-        ...
-
-    def results(self) -> Sequence[TensorType]:
-        """Return the outputs of the graph."""
-        ...
-
-    def computed(self, arrays: Mapping[str, Array]) -> Mapping[str, Array]:
-        """Compute the outputs of the graph for its inputs, by their names."""
-        ...
-
-    def description(self) -> dict[str, Any]:
-        """Return what clients may know about the model, as plain values."""
-        ...
-
-    def sample(self, image: Array) -> Sample:
-        """Bring an image, uint8 (H, W, 3) RGB, to the form that the model takes."""
-        ...
-
-    def outputs(self, samples: Sequence[Sample]) -> list[Any]:
-        """Compute the output for each of some samples, in one batch."""
-        ...
-
-    def found(self, output: Any, sample: Sample, *, confidence: float) -> Found:
-        """Read from an output what was found with at least this score."""
-        ...
-
-    def drawn(self, image: Array, found: Found, *, confidence: float) -> Array:
-        """Return a copy of an image with what was found in it."""
-        ...
-
-
-class ExportedPredictor:
-    """Implements ``Predictor`` with a file that ``mtrain export --format onnx`` wrote."""
 
     def __init__(self, model: ExportedModel, live: LiveImages) -> None:
         self._model, self._live = model, live
@@ -104,7 +58,7 @@ class ExportedPredictor:
         self._plugin_at = lru_cache(maxsize=_STEPS + 1)(self._plugin)
 
     @classmethod
-    def open(cls, path: Path, *, threads: int | None) -> "ExportedPredictor":
+    def open(cls, path: Path, *, threads: int | None) -> "Predictor":
         """Open an exported model.
 
         Args:
@@ -117,10 +71,7 @@ class ExportedPredictor:
         """
         model = ExportedModel.open(path, threads=threads)
         metadata = model.metadata
-        if metadata.form == "raw":
-            raise UsageError(
-                f"{path}: has raw outputs, from which no predictions can be read; export it with --form decoded"
-            )
+        check_predicts(metadata, name=str(path))
         spec = _spec_of(model)
         live = Resolved.of(spec).task_named(metadata.kind).live(spec, metadata.labels())
         if live is None:
@@ -134,17 +85,17 @@ class ExportedPredictor:
 
     @property
     def batch_size(self) -> int | None:
-        """See ``Predictor.batch_size``."""
+        """Number of images that the model computes at once; None: any number."""
         first = self._metadata.inputs[0].shape[0]
         return first if isinstance(first, int) else None
 
     @property
     def name(self) -> str:
-        """See ``Predictor.name``: that of the file without its ending."""
+        """Name of the model, as a part of a path of HTTP: that of the file without its ending."""
         return self._model.path.stem
 
     def inputs(self) -> list[TensorType]:
-        """See ``Predictor.inputs``."""
+        """Return the inputs of the graph; the first axis of each is that of samples."""
         step = self._metadata.size_step
         return [
             TensorType(given.name, given.dtype, _sizes(given.shape), given.sides, step)
@@ -152,17 +103,17 @@ class ExportedPredictor:
         ]
 
     def results(self) -> list[TensorType]:
-        """See ``Predictor.results``."""
+        """Return the outputs of the graph."""
         shapes = self._metadata.outputs
         kinds = {given.name: _DTYPES[given.type] for given in self._model.session.get_outputs()}
         return [TensorType(name, kinds[name], _sizes(shape)) for name, shape in shapes.items()]
 
-    def computed(self, arrays: Mapping[str, Array]) -> Mapping[str, Array]:
-        """See ``Predictor.computed``."""
-        return self._model.computed(arrays)
+    def compute(self, arrays: Mapping[str, Array]) -> Mapping[str, Array]:
+        """Compute the outputs of the graph for its inputs, by their names."""
+        return self._model.compute(arrays)
 
     def description(self) -> dict[str, Any]:
-        """See ``Predictor.description``. Neither paths nor the spec are part of it."""
+        """Return what clients may know about the model, as plain values: neither paths nor the spec."""
         metadata = self._metadata
         return {
             "file": self._model.path.name,
@@ -178,37 +129,35 @@ class ExportedPredictor:
         }
 
     def sample(self, image: Array) -> Sample:
-        """See ``Predictor.sample``."""
+        """Bring an image, uint8 (H, W, 3) RGB, to the form that the model takes."""
         return Sample(self._live.sample(image), (image.shape[1], image.shape[0]))
 
     def outputs(self, samples: Sequence[Sample]) -> list[Any]:
-        """See ``Predictor.outputs``."""
+        """Compute the output for each of some samples, in one batch."""
         batch = {key: np.stack([sample.arrays[key] for sample in samples]) for key in self._keys}
         if self._metadata.form in SUPPRESSED:
             return self._model.predictions(batch)
         output = self._model.outputs(batch)
         return [{name: array[number : number + 1] for name, array in output.items()} for number in range(len(samples))]
 
-    def found(self, output: Any, sample: Sample, *, confidence: float) -> Found:
-        """See ``Predictor.found``."""
+    def read(self, output: Any, sample: Sample, *, confidence: float) -> Found:
+        """Read from an output what was found with at least this score."""
         prediction = output
         if self._metadata.form not in SUPPRESSED:
             batch = {name: array[None] for name, array in sample.arrays.items()}
             prediction = self._model.read(output, batch, self._plugin_at(math.floor(confidence * _STEPS)))[0]
         return self._live.found(prediction, sample.arrays, size_wh=sample.size_wh, confidence=confidence)
 
-    def drawn(self, image: Array, found: Found, *, confidence: float) -> Array:
-        """See ``Predictor.drawn``."""
+    def draw(self, image: Array, found: Found, *, confidence: float) -> Array:
+        """Return a copy of an image with what was found in it."""
         return self._live.drawn(image, found, confidence=confidence)
 
     def _plugin(self, step: int) -> Model:
-        """Return the model plugin that leaves out scores below ``step`` hundredths, where it selects predictions itself.
-
-        Suppression of a box depends only on boxes with better scores, so the lowest score changes no other prediction.
-        It saves time: thousands of boxes have a score near zero.
-        """
+        """Return the model plugin that leaves out scores below ``step`` hundredths, where it selects predictions itself."""
         name, options = self._metadata.model, dict(self._metadata.options)
         if "confidence" in options:
+            # Suppression of a box depends only on boxes with better scores, so the lowest score changes no other
+            # prediction. It saves time: thousands of boxes have a score near zero.
             options["confidence"] = max(step / _STEPS, options["confidence"])
         plugin: Model = self._registry.make("models", name, options, path="model.options")
         return plugin

@@ -13,14 +13,14 @@ import uvicorn
 from mtrain.errors import UsageError
 from mtrain.system.http_connections import HEADER_S, Limits, protocol
 from mtrain_deploy.serving.service import Service
-from mtrain_deploy.serving.settings import Settings
+from mtrain_deploy.serving.settings import ServeSettings
 
 _BACKLOG = 512
 _LAST_S = 5.0
 """Seconds after the deadline of the last request in which its answer must have been sent."""
 
 
-def serve_until_asked(app: Any, settings: Settings, say: Callable[[str], None]) -> int:
+def serve_until_asked(app: Any, settings: ServeSettings, say: Callable[[str], None]) -> int:
     """Answer requests until SIGTERM or Ctrl-C; then answer those in flight, and return the exit code.
 
     Args:
@@ -73,12 +73,14 @@ class _Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Answer what is in flight, then end."""
+        # New requests on open connections are refused while the last ones are answered.
         self._service.state = "ending"
         await super().shutdown(sockets)
         self.unanswered = len(self.server_state.tasks)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """End after the requests in flight; at the second signal, at once."""
+        # Whoever asks twice does not want to wait for requests in flight.
         self.force_exit = self.should_exit
         self.should_exit = True
 

@@ -19,7 +19,7 @@ class Watched:
     """The file of a served model."""
 
     path: Path
-    opened: Callable[[], Predictor]
+    open: Callable[[], Predictor]
     """Opens the file as it is now."""
 
 
@@ -38,7 +38,7 @@ async def reload_when_new(
             continue  # it is still being written
         served = seen
         try:
-            await replace(await asyncio.to_thread(watched.opened))
+            await replace(await asyncio.to_thread(watched.open))
         except Exception as error:  # the file may be anything
             metrics.reloads.labels("failed").inc()
             logger.error("%s: the new file is not served, the former model stays: %s", watched.path, error)

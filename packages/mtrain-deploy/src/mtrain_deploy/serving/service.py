@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
@@ -23,7 +24,7 @@ from mtrain_deploy.serving.engine import Engine
 from mtrain_deploy.serving.metrics import Metrics
 from mtrain_deploy.serving.predictor import Predictor, Sample
 from mtrain_deploy.serving.refusal import Refusal
-from mtrain_deploy.serving.settings import Settings
+from mtrain_deploy.serving.settings import ServeSettings
 from mtrain_deploy.serving.uploads import MAX_FILES, Body, Budget, Upload, images_of
 
 T = TypeVar("T")
@@ -44,7 +45,7 @@ class _Answer:
 class Service:
     """A model that answers requests for predictions."""
 
-    def __init__(self, predictor: Predictor, settings: Settings) -> None:
+    def __init__(self, predictor: Predictor, settings: ServeSettings) -> None:
         self.settings = settings
         self.metrics = Metrics()
         self.state = "starting"
@@ -81,7 +82,7 @@ class Service:
             self.state = "broken"
             logger.exception("the model cannot be computed")
         finally:
-            self._engine.close()
+            self._engine.batcher.close()
             self._pool.shutdown(wait=False, cancel_futures=True)
 
     async def replace(self, predictor: Predictor) -> None:
@@ -94,10 +95,11 @@ class Service:
         try:
             await engine.warm()
         except BaseException:
-            engine.close()
+            engine.batcher.close()
             raise
+        # Requests in work hold the former engine; new ones take the one that is there now.
         former, self._engine = self._engine, engine
-        await former.left()
+        await former.wait_until_unused()
         former.stop()
 
     @property
@@ -112,13 +114,13 @@ class Service:
             Refusal: The request cannot be answered.
         """
 
-        async def received(body: Body) -> Any:
+        async def receive(body: Body) -> Any:
             uploads = await images_of(request, body, max_files=self.max_files)
             if draw and len(uploads) > 1:
                 raise Refusal(400, f"draw: given {len(uploads)} images; send one in a request that is to be drawn")
             return self._work(uploads, confidence=confidence, drawn_as=_format(request) if draw else None)
 
-        return await self._answer(request, received)
+        return await self._answer(request, receive)
 
     async def infer(self, request: Request, *, name: str) -> Response:
         """Answer a request of the open inference protocol for the model ``name``.
@@ -127,21 +129,21 @@ class Service:
             Refusal: The request cannot be answered.
         """
 
-        async def received(body: Body) -> Any:
+        async def receive(body: Body) -> Any:
             if request.headers.get("content-encoding", "identity") != "identity":
                 raise Refusal(415, "the request is compressed; send it as it is", closes=True)
             content = b"".join([chunk async for chunk in body.chunks()])
             return self._infer(content, request.headers.get(tensors.HEADER_LENGTH), name=name)
 
-        return await self._answer(request, received)
+        return await self._answer(request, receive)
 
-    async def _answer(self, request: Request, received: Callable[[Body], Any]) -> Response:
+    async def _answer(self, request: Request, receive: Callable[[Body], Any]) -> Response:
         """Receive a request, which gives the work to be done, and do that in time."""
         started = time.perf_counter()
         deadline = asyncio.get_running_loop().time() + self.settings.timeout_s
         body = Body(request, limit=self.settings.max_body_bytes, budget=self._budget)
         try:
-            work = await self._receive(received(body), deadline)
+            work = await self._receive(receive(body), deadline)
             response = await self._in_time(request, work, deadline)
         except ClientDisconnect:
             response = Response(status_code=CLIENT_GONE)
@@ -164,6 +166,7 @@ class Service:
 
     async def _in_time(self, request: Request, work: Any, deadline: float) -> Response:
         """Return the answer, unless the deadline passes or the client goes away first; then the work is given up."""
+        # A client that has gone away must not keep places, pixels and the model busy.
         task, gone = asyncio.ensure_future(work), asyncio.ensure_future(_gone(request))
         try:
             left_s = deadline - asyncio.get_running_loop().time()
@@ -186,9 +189,9 @@ class Service:
         count = len(uploads)
         with self._at_work(count) as engine:
             with self._counted_if_left(count):
-                pixels = await self._each(self._pixels, uploads)
+                pixels = await self._each(partial(pixels_of, max_pixels=self.settings.max_pixels), uploads)
             check_request(pixels, request_pixels=self.settings.request_pixels)
-            with self._pixel_budget.held(pixels):
+            with self._pixel_budget.hold(pixels):
                 with self._counted_if_left(count):
                     samples = await self._each(lambda upload: engine.predictor.sample(self._image(upload)), uploads)
                 return await self._predict(engine, uploads, samples, confidence=confidence, drawn_as=drawn_as)
@@ -202,7 +205,7 @@ class Service:
         """
         self._places.take(count, seconds_per_image=self._engine.batcher.seconds_per_image)
         try:
-            with self._engine.used() as engine:
+            with self._engine.hold() as engine:
                 yield engine
         except MemoryError:
             raise Refusal(503, "not enough memory for this request; send smaller images", retry_after_s=5) from None
@@ -226,11 +229,12 @@ class Service:
                 f"the request has images of {pixels} pixels, more than {self.settings.max_pixels}; make them smaller",
             )
         check_request([pixels] * count, request_pixels=self.settings.request_pixels)
-        with self._at_work(count) as engine, self._pixel_budget.held([pixels] * count):
+        with self._at_work(count) as engine, self._pixel_budget.hold([pixels] * count):
+            # The tensors were checked against the inputs of the former model.
             if engine.predictor is not predictor:
                 raise Refusal(503, "the model was replaced while the request arrived; send it again", retry_after_s=1)
             try:
-                outputs = await engine.alone(lambda: predictor.computed(asked.arrays))
+                outputs = await engine.batcher.alone(lambda: predictor.compute(asked.arrays))
             except UsageError as error:
                 if "memory" in str(error):
                     raise MemoryError from error
@@ -279,16 +283,14 @@ class Service:
         that the next item of every other request comes before it.
         """
         loop = asyncio.get_running_loop()
+        # One request with 32 images would otherwise fill the queue of the pool before all others.
         turns = asyncio.Semaphore(self._threads_each)
 
-        async def worked(item: Any) -> T:
+        async def work_in_turn(item: Any) -> T:
             async with turns:
                 return await loop.run_in_executor(self._pool, work, item)
 
-        return await _all([asyncio.ensure_future(worked(item)) for item in items])
-
-    def _pixels(self, upload: Upload) -> int:
-        return pixels_of(upload, max_pixels=self.settings.max_pixels)
+        return await _all([asyncio.ensure_future(work_in_turn(item)) for item in items])
 
     def _image(self, upload: Upload) -> Array:
         return decode(upload, max_pixels=self.settings.max_pixels)
@@ -296,7 +298,7 @@ class Service:
     def _row(self, predictor: Predictor, answer: _Answer, confidence: float) -> dict[str, Any]:
         from mtrain.data.images.indexed import png_of_indices
 
-        found = predictor.found(answer.output, answer.sample, confidence=confidence)
+        found = predictor.read(answer.output, answer.sample, confidence=confidence)
         width, height = answer.sample.size_wh
         row = {"name": answer.upload.name, "width": width, "height": height, "predictions": list(found.rows)}
         if found.mask is not None:
@@ -306,9 +308,9 @@ class Service:
     def _drawing(self, predictor: Predictor, answer: _Answer, confidence: float, media_type: str) -> bytes:
         from mtrain.data.images.drawing import encode
 
-        found = predictor.found(answer.output, answer.sample, confidence=confidence)
+        found = predictor.read(answer.output, answer.sample, confidence=confidence)
         # Decoded again: a decoded image is large, and while it waits it would take memory.
-        drawn = predictor.drawn(self._image(answer.upload), found, confidence=confidence)
+        drawn = predictor.draw(self._image(answer.upload), found, confidence=confidence)
         return encode(drawn, ".png" if media_type == "image/png" else ".jpg")
 
 

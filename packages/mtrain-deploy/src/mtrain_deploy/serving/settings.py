@@ -25,7 +25,7 @@ _MOST = {"port": 65535, "max_wait_ms": 10_000, "max_body_mb": 2000, "timeout_s":
 
 @explain_calls
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Settings:
+class ServeSettings:
     """The address and the limits of a server.
 
     Raises:

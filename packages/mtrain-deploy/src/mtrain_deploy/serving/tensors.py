@@ -48,7 +48,7 @@ class TensorType:
     step: int = 1
     """Both sides are multiples of this."""
 
-    def described(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, Any]:
         """Return the description of the protocol."""
         return {"name": self.name, "datatype": _TYPES[self.dtype], "shape": list(self.shape)}
 
@@ -70,7 +70,7 @@ class _Bytes:
     content: bytes
     position: int = field(default=0)
 
-    def taken(self, size: int, name: str) -> bytes:
+    def take(self, size: int, name: str) -> bytes:
         end = self.position + size
         if size < 0 or end > len(self.content):
             raise Refusal(400, f"{name}: announces {size} bytes, more than the request holds; send them all")
@@ -95,6 +95,7 @@ def inference(
     """
     length = len(content)
     if header_length is not None:
+        # Python converts numbers of thousands of digits slowly, so long ones are refused unread.
         length = int(header_length) if header_length.isdecimal() and len(header_length) < 20 else -1
         if not 0 <= length <= len(content):
             raise Refusal(
@@ -115,8 +116,7 @@ def inference(
         if name not in expected or name in arrays:
             raise Refusal(400, f"inputs: {name!r} is unknown or given twice; expected {', '.join(expected)}")
         arrays[name] = _array(row, expected[name], rest)
-    missing = [name for name in expected if name not in arrays]
-    if missing:
+    if missing := [name for name in expected if name not in arrays]:
         raise Refusal(400, f"inputs: {missing[0]} is missing; expected {', '.join(expected)}")
     if rest.position != len(rest.content):
         raise Refusal(
@@ -159,6 +159,7 @@ def answer(inferred: Mapping[str, Array], asked: Inference, *, name: str, versio
         else:
             row["data"] = array.ravel().tolist()
         rows.append(row)
+    # Clients match answers by an id, if they sent one.
     known = {"id": asked.id} if asked.id else {}
     text = json.dumps({"model_name": name, "model_version": version, **known, "outputs": rows}).encode()
     if not pieces:
@@ -205,7 +206,8 @@ def _array(row: Mapping[str, Any], expected: TensorType, rest: _Bytes) -> Array:
             400,
             f"{expected.name}: binary_data_size: given {str(size)[:20]}; {kind} {shape} has {math.prod(shape) * dtype.itemsize}",
         )
-    return np.frombuffer(rest.taken(size, expected.name), dtype.newbyteorder("<")).reshape(shape)
+    # The protocol says little endian, whatever the machine has.
+    return np.frombuffer(rest.take(size, expected.name), dtype.newbyteorder("<")).reshape(shape)
 
 
 def _from_json(data: Any, shape: list[int], expected: TensorType) -> Array:
@@ -216,6 +218,7 @@ def _from_json(data: Any, shape: list[int], expected: TensorType) -> Array:
         if array.size != math.prod(shape) or array.dtype.kind not in ("biuf" if array.size else "biufO"):
             raise Refusal(400, problem)
         dtype = np.dtype(expected.dtype)
+        # numpy would wrap a number that is too large, and cut the digits of 1.5.
         if dtype.kind in "iu" and array.size:
             limits = np.iinfo(dtype)
             if array.dtype.kind == "f" or array.min() < limits.min or array.max() > limits.max:

@@ -15,11 +15,12 @@ from mtrain_deploy.serving.settings import MEGABYTE
 MAX_FILES = 32
 """Largest number of images in a request."""
 _MAX_NAME = 200
+# A client that is still sending when the connection ends would see a broken connection instead of the answer.
 _DRAIN_S, _DRAIN_BYTES = 2.0, 64 * MEGABYTE
-"""How long, and how much of, the rest of a request that is too large is read and thrown away. A client that is still sending when the
-connection ends would see a broken connection instead of the answer."""
+"""How long, and how much of, the rest of a request that is too large is read and thrown away."""
+# Smaller requests and slow ones take only what has arrived.
 _BUDGET_IN_REQUESTS = 8
-"""Largest requests that fit into memory at the same time. Smaller ones and slow ones take only what has arrived."""
+"""Largest requests that fit into memory at the same time."""
 _RAW = ("", "application/octet-stream", "application/x-www-form-urlencoded")
 """Content types of a body that is taken as one image, besides ``image/*``; the last is what curl sends by default."""
 _HOW = "send one image as the body with the content type image/jpeg or image/png, or several as multipart/form-data"
@@ -77,6 +78,7 @@ class Body:
         """
         announced = self._request.headers.get("content-length", "")
         if announced.isdecimal() and int(announced) > self._limit:
+            # With "Expect: 100-continue" the client has not begun to send, and waits for the answer.
             await self._refuse(drain="expect" not in self._request.headers)
         async for chunk in self._stream:
             if self.size + len(chunk) > self._limit:
@@ -138,6 +140,7 @@ async def _of_form(request: Request, body: Body, *, max_files: int) -> list[Uplo
     try:
         form = await parser.parse()
     except MultiPartException as error:
+        # Starlette has one class for all errors of a form.
         if "Too many files" in error.message:
             raise _too_many(max_files) from None
         reason = " ".join(error.message.split()).rstrip(".")

@@ -82,7 +82,7 @@ def test_plugin(name: str, **params: Any) -> int:
 
     conformance = run_tests(PluginTestRequest(name=name, tell=lambda text: terminal.say(text, err=True), **params))
     terminal.say(wording.report(conformance))
-    return 0 if conformance.passed else 1
+    return 0 if conformance.has_passed else 1
 
 
 def run_tests(request: "PluginTestRequest") -> "Conformance | PluginConformance":
@@ -107,7 +107,7 @@ def run_tests(request: "PluginTestRequest") -> "Conformance | PluginConformance"
         raise
     if request.json_file is not None:
         write_json(request.json_file, conformance.as_json())
-    if conformance.passed and request.out is None:
+    if conformance.has_passed and request.out is None:
         shutil.rmtree(folder, ignore_errors=True)
     return conformance
 

@@ -120,23 +120,23 @@ def _divide_texts(model: nn.Module, plan: Mapping[str, Style], count: int) -> No
     """Let parts of texts go where ``sequence.share_texts`` lets them go."""
     _, layers, norm = sequence.blocks(model)
 
-    def divided(x: Tensor) -> Tensor:
+    def divide(x: Tensor) -> Tensor:
         return x[:, : x.shape[1] // count].clone()
 
     def whole(x: Tensor) -> Tensor:
         return torch.cat([x] * count, dim=1)
 
-    layers[0].register_forward_pre_hook(sequence.on_first_input(divided), with_kwargs=True)
+    layers[0].register_forward_pre_hook(sequence.on_first_input(divide), with_kwargs=True)
     norm.register_forward_hook(lambda module, inputs, output: whole(output))
     by_rows = [name for name, style in plan.items() if style == "rowwise"]
     for name in by_rows:
-        model.get_submodule(name).register_forward_hook(lambda module, inputs, output: divided(output))
+        model.get_submodule(name).register_forward_hook(lambda module, inputs, output: divide(output))
     for half in {sequence.half_of(name) for name in by_rows}:
         model.get_submodule(half).register_forward_pre_hook(sequence.on_first_input(whole), with_kwargs=True)
 
 
 # ------------------------------------------------------------------------------------------------------------ attention
-class _Kept(Protocol):
+class _SavedForBackward(Protocol):
     saved_tensors: tuple[Tensor, ...]
     is_eager: bool
 
@@ -147,7 +147,7 @@ class _Attention(torch.autograd.Function):
     """Keeps what attention keeps; queries, keys and values are (B, heads, L, D)."""
 
     @staticmethod
-    def forward(ctx: _Kept, q_BHLD: Tensor, k_BHLD: Tensor, v_BHLD: Tensor, is_eager: bool) -> Tensor:  # noqa: FBT001
+    def forward(ctx: _SavedForBackward, q_BHLD: Tensor, k_BHLD: Tensor, v_BHLD: Tensor, is_eager: bool) -> Tensor:  # noqa: FBT001
         """Return the shape of a result, (B, L, heads, D)."""
         ctx.is_eager = is_eager
         b, heads, length, _ = q_BHLD.shape
@@ -160,7 +160,7 @@ class _Attention(torch.autograd.Function):
         return out_BLHD
 
     @staticmethod
-    def backward(ctx: _Kept, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+    def backward(ctx: _SavedForBackward, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
         """Return the shapes of gradients."""
         q_BHLD, k_BHLD, v_BHLD, *others = ctx.saved_tensors
         if ctx.is_eager:  # gradients of the probabilities, and of what they are made of

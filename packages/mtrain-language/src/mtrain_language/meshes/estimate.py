@@ -40,6 +40,7 @@ def _answer(question: Mapping[str, Any]) -> dict[str, Any] | None:
     def build() -> nn.Module:
         with torch.device("meta"):
             model: nn.Module = plugin.without_values(task)
+        # Frozen weights have no gradient, no moments and no operations of their own.
         flops.freeze(model, question["frozen"])
         # Masters are float32 whatever the type of a model's files.
         return model.double() if question["dtype"] == "float64" else model.float()

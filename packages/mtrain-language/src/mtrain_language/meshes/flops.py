@@ -45,6 +45,7 @@ def of_micro_batch(model: nn.Module, batch: Mapping[str, tuple[tuple[int, ...], 
         return None
     _register()
     config = cast(Any, model).config
+    # torch counts fused kernels of attention by device; plain products count alike everywhere.
     former = exchange_attention(config, ATTENTION)
     inputs = {
         name: torch.empty(shape, dtype=getattr(torch, kind), device="meta") for name, (shape, kind) in batch.items()

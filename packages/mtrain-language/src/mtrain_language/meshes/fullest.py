@@ -154,6 +154,7 @@ class Schedule:
         earlier = [other for other in self._order[: self._order.index(unit)] if other.whole]
         if earlier and self.shards > 1 and not earlier[-1].is_whole and earlier[-1] not in self._ahead:
             self._ahead.append(earlier[-1])
+            # FSDP2 prefetches one unit backward, in the order in which forward passes ended.
             self._fill(earlier[-1].whole)
 
     def _exchange_unit(self, unit: Held) -> None:
@@ -169,6 +170,7 @@ class Schedule:
         self.live.add(unit.trained)  # the piece with copies of all gradients
         self._reduced = unit.trained
         for weight in unit.weights:
+            # Gradients leave as parts; what is whole would be counted twice.
             weight.grad = None
         if self.is_later:
             self.live.add(-unit.trained)

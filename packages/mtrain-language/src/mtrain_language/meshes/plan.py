@@ -115,6 +115,7 @@ def _ask(question: Mapping[str, Any], *, python: str) -> Mapping[str, Any] | Non
     if process.returncode != 0:
         last = process.stderr.strip().splitlines()[-1:]
         name = f"{SpecError.__module__}.{SpecError.__qualname__}: "
+        # A refusal is the answer; any other error means that the model is not known before it is built.
         if last and last[0].startswith(name):
             raise SpecError(last[0].removeprefix(name))
         return None
@@ -133,6 +134,7 @@ def _of_stage(spec: Spec, mesh: Mesh, arrays: Mapping[str, Any], stage: int, *, 
     own = [row for row in arrays["arrays"] if stage in row[5]]
     of_stage = {name: arrays[name][stage] for name in ("sent_per_token", "activations", "most")}
     found = estimate(spec, mesh, {**of_stage, "arrays": own}, size=size, on_cpu=on_cpu)
+    # Weights that two stages hold have gradients that they exchange.
     tied = sum(prod(row[1]) / (mesh.tensor if row[2] else 1) for row in own if len(row[5]) > 1 and row[3])
     micro, passes = micro_batch(spec, size=size)
     tokens = micro * passes * _length(spec) / (mesh.tensor if mesh.sequence else 1)

@@ -140,8 +140,7 @@ def _calls(model: nn.Module, names: Sequence[str], *, length: int) -> tuple[list
 
 def _check(count: int, calls: Sequence[tuple[str, _Call]], owners: Sequence[str], listed: Sequence[str]) -> None:
     order = [name for name, _ in calls]
-    strange = [name for name in (*listed, *owners) if order.count(name) != 1]
-    if strange:
+    if strange := [name for name in (*listed, *owners) if order.count(name) != 1]:
         raise _refusal(count, f"{strange[0]} is not called once in a forward pass, so the model is not")
     if [name for name in order if name in set(listed)] != list(listed):
         raise _refusal(count, "the blocks are not called in their order, so the model is not")
@@ -150,8 +149,7 @@ def _check(count: int, calls: Sequence[tuple[str, _Call]], owners: Sequence[str]
     if len(shapes) != 1 or others != shapes or () in shapes:
         raise _refusal(count, "a block does not return one array of the shape that it is given, so the model is not")
     first, last = order.index(listed[0]), order.index(listed[-1])
-    between = [name for name in owners if first < order.index(name) < last]
-    if between:
+    if between := [name for name in owners if first < order.index(name) < last]:
         raise _refusal(count, f"{between[0]} is called between blocks, so the model is not")
 
 

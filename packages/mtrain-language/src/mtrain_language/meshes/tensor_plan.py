@@ -62,8 +62,7 @@ def _patterns(model: nn.Module, mesh: Mesh) -> tuple[Mapping[str, Style], str]:
     """Return the plan by patterns of names, and what gives it."""
     if mesh.plan:
         return mesh.plan, "parallel.plan"
-    attribute = getattr(model, "parallelize_plan", None)
-    if attribute:
+    if attribute := getattr(model, "parallelize_plan", None):
         return cast(Mapping[str, Style], attribute), "the model's parallelize_plan"
     own = getattr(model, "tp_plan", None)
     kind = type(model).__name__
@@ -117,8 +116,7 @@ def with_ties(plan: Mapping[str, Style], model: nn.Module) -> dict[str, Style]:
                 completed[name] = "embedding_rowwise"
             elif isinstance(module, nn.Linear) and style is None:
                 completed[name] = "colwise_gather_output"
-        wrong = [name for name, module, _ in places if not _cuts_first_axis(module, completed.get(name))]
-        if wrong:
+        if not all(_cuts_first_axis(module, completed.get(name)) for name, module, _ in places):
             names = " and ".join(name for name, _, _ in places)
             raise SpecError(
                 f"parallel.plan: {names} have one weight, and are not shared alike; share the embedding as embedding_rowwise and "
@@ -142,6 +140,7 @@ def check_sizes(model: nn.Module, plan: Mapping[str, Style], mesh: Mesh) -> None
     """
     config: Any = getattr(model, "config", None)
     heads = {key: getattr(config, key, None) for key in ("num_attention_heads", "num_key_value_heads")}
+    # Heads that are cut in two would mix with those of another rank.
     if any(style == "colwise" and re.search(r"att", name) for name, style in plan.items()):
         for key, count in heads.items():
             if isinstance(count, int) and count % mesh.tensor:

@@ -82,7 +82,7 @@ def nll_of_part(logits_BLV: Tensor, within_BL: Tensor, group: dist.ProcessGroup 
     return found
 
 
-class _Kept(Protocol):
+class _SavedForBackward(Protocol):
     """What the backward pass reads of the forward pass."""
 
     saved_tensors: tuple[Tensor, ...]
@@ -94,7 +94,9 @@ class _Nll(torch.autograd.Function):
     """The negative logarithm of probabilities, from parts of logits."""
 
     @staticmethod
-    def forward(ctx: _Kept, logits_BLV: Tensor, within_BL: Tensor, group: dist.ProcessGroup | None) -> Tensor:
+    def forward(
+        ctx: _SavedForBackward, logits_BLV: Tensor, within_BL: Tensor, group: dist.ProcessGroup | None
+    ) -> Tensor:
         """Return the loss of each place; see ``nll_of_part``."""
         largest_BL = logits_BLV.amax(dim=-1)
         if group is not None:
@@ -112,7 +114,7 @@ class _Nll(torch.autograd.Function):
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: _Kept, gradient_BL: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: _SavedForBackward, gradient_BL: Tensor) -> tuple[Tensor, None, None]:
         """Return the gradient of this rank's logits: probabilities, less 1 where the token is."""
         powers_BLV, sum_BL, place_BL1, is_own_BL = ctx.saved_tensors
         own_BLV = powers_BLV * (gradient_BL / sum_BL)[..., None]

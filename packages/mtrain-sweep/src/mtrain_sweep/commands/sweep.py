@@ -17,10 +17,10 @@ from mtrain.spec.calls import explain_calls
 from mtrain_sweep import starting
 from mtrain_sweep.definition import PRUNERS, SAMPLERS, Pruner, Sampler
 from mtrain_sweep.request import SweepRequest
-from mtrain_sweep.results import SweepResult, SweepTable, opened, table_of
+from mtrain_sweep.results import SweepResult, SweepTable, result_in, table_of
 
 if TYPE_CHECKING:
-    from mtrain_sweep.search import Verdict
+    from mtrain_sweep.search import SweepVerdict
 
 
 @click.command(
@@ -166,10 +166,10 @@ def sweep(  # noqa: PLR0913 - what the command takes
     folder, verdict = _run(request)
     if verdict.text:
         request.tell(verdict.text)
-    return opened(folder, verdict.reason)
+    return result_in(folder, verdict.reason)
 
 
-def _run(request: SweepRequest) -> "tuple[Path, Verdict]":
+def _run(request: SweepRequest) -> "tuple[Path, SweepVerdict]":
     """Run a sweep to its end; return its folder and how it ended.
 
     Raises:

@@ -200,7 +200,7 @@ class Guard:
             await self._app(scope, receive, send)
             return
 
-        async def guarded(message: Message) -> None:
+        async def guard(message: Message) -> None:
             if message["type"] == "http.response.start":
                 added = [(name.encode(), value.encode()) for name, value in HEADERS.items()]
                 message = {**message, "headers": [*message.get("headers", []), *added]}
@@ -208,10 +208,10 @@ class Guard:
 
         hosts = [value for name, value in scope["headers"] if name == b"host"]
         if len(hosts) == 1 and is_named(hosts[0].decode("latin-1"), self._names):
-            await self._app(scope, receive, guarded)
+            await self._app(scope, receive, guard)
         else:
             answer = PlainTextResponse("the Host header names another host\n", status_code=421)
-            await answer(scope, receive, guarded)
+            await answer(scope, receive, guard)
 
 
 def application(runs: Runs, *, host: str) -> ASGIApp:

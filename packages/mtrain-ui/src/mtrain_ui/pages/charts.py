@@ -110,19 +110,15 @@ def run_charts(timeline: Timeline, *, groups: Sequence[str] = ()) -> list[Drawin
     unit = pace_of(timeline.last_update)[1]
     column = f"{unit}_per_second" if f"{unit}_per_second" in timeline.last_update else "samples_per_second"
     per_second = f"{unit} per second"
-    charts = [
+    norm = {"gradient_norm": timeline.column("gradient_norm")}
+    return [
         _over_updates("loss", losses, log=_spans(losses), smooth=True),
         _over_updates("evaluation", timeline.metrics(), about=_best(timeline)),
         *_rate_charts(_merge_equal(timeline.rates(), groups)),
+        _over_updates("gradient norm before clipping", norm, log=True, smooth=True),
+        _over_updates(per_second, {per_second: timeline.column(column)}, floor=0.0, smooth=True),
+        _over_updates("waiting for data, % of the time", {"waiting": wait}, floor=0.0, smooth=True),
     ]
-    further = {
-        "gradient norm before clipping": _over_updates(
-            "gradient norm before clipping", {"gradient_norm": timeline.column("gradient_norm")}, log=True, smooth=True
-        ),
-        per_second: _over_updates(per_second, {per_second: timeline.column(column)}, floor=0.0, smooth=True),
-        "wait": _over_updates("waiting for data, % of the time", {"waiting": wait}, floor=0.0, smooth=True),
-    }
-    return charts + list(further.values())
 
 
 def _merge_equal(rates: Mapping[str, Series], groups: Sequence[str]) -> dict[str, Series]:
@@ -151,14 +147,13 @@ def _name_of(members: Sequence[int], groups: Sequence[str]) -> str:
 
 
 def _rate_charts(rates: Mapping[str, Series]) -> list[Drawing]:
-    """Draw the learning rates; groups that rise far above the general one, which is the last, have a chart of their own.
-
-    YOLOv5's biases begin at ten times the rate of all others, whose curve would be a flat line beside theirs.
-    """
+    """Draw the learning rates; groups that rise far above the general one, which is the last, have a chart of their own."""
     peaks = {name: float(np.nanmax(y, initial=0.0)) for name, (_, y) in rates.items()}
     usual = next(reversed(peaks.values()), 0.0)
+    # YOLOv5's biases begin at ten times the rate of all others, whose curve would be a flat line beside theirs.
     high = {name: rates[name] for name, peak in peaks.items() if peak > HIGH_RATE * usual > 0}
     others = {name: series for name, series in rates.items() if name not in high}
+    # Both charts give a group the same colour.
     order = list(rates) if len(rates) > 1 else ()
     charts = [_over_updates("learning rate", others, floor=0.0, order=order)]
     if high:
@@ -212,8 +207,7 @@ def _best(timeline: Timeline) -> str:
 # ------------------------------------------------------------------------------------------------ details of a result
 def detail_charts(details: Sequence[Detail]) -> list[Drawing]:
     """Draw the charts among the details of an evaluation."""
-    charts = [detail for detail in details[:MAX_DETAILS] if isinstance(detail, Chart)]
-    return [_detail_chart(chart) for chart in charts]
+    return [_detail_chart(detail) for detail in details[:MAX_DETAILS] if isinstance(detail, Chart)]
 
 
 def _detail_chart(chart: Chart) -> Drawing:

@@ -7,14 +7,15 @@ import time
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
-from mtrain.core.interfaces.details import Detail
+from pydantic import Field, TypeAdapter
+
+from mtrain.core.interfaces.details import Detail, Matrix
 from mtrain.core.record_files import DETAILS, IMAGES, INPUTS, SUMMARY
 from mtrain.records.history import Record, pace_of
 from mtrain.records.wording import copy_words, duration, number
 from mtrain.spec.files import read_bytes
-from mtrain_ui.pages.details import read_details
 from mtrain_ui.pages.folder import Absent, RunFiles
 from mtrain_ui.pages.state import MEANING, Failure, RunState, failure_of, state_of
 from mtrain_ui.pages.timeline import MAX_NAMES, Timeline, headline_of, mapping_of, number_of
@@ -28,6 +29,7 @@ MAX_CLASSES = 400
 DAYS_AGO = 30
 """Times that are longer ago are shown as dates."""
 Row = tuple[str, str]
+_DETAILS: TypeAdapter[list[Detail]] = TypeAdapter(list[Annotated[Detail, Field(discriminator="kind")]])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -266,6 +268,23 @@ def _details(run: RunFiles) -> tuple[list[Detail], str]:
     return details, "" if update is None or not details else f"the last evaluation, after {update:.0f} updates"
 
 
+def read_details(values: Any) -> list[Detail]:
+    """Return details from the values of a JSON file, which anybody may have changed since a job wrote them.
+
+    Raises:
+        ValueError: they are something else, or do not fit together.
+    """
+    details = _DETAILS.validate_python(values)
+    for detail in details:
+        if isinstance(detail, Matrix):
+            whole = len(detail.counts) == len(detail.rows) and {len(r) for r in detail.counts} <= {len(detail.columns)}
+        else:
+            whole = all(len(series.x) == len(series.y) for series in detail.series)
+        if not whole:
+            raise ValueError(f"{detail.title}: the lengths of its lists do not fit together")
+    return details
+
+
 def photographs(run: RunFiles) -> list[Photograph]:
     """Return the images that the run kept, made smaller."""
     kept = {
@@ -282,8 +301,10 @@ def _as_url(run: RunFiles, name: str) -> str | None:
 
     try:
         with Image.open(io.BytesIO(read_bytes(run.file(name), limit=MAX_IMAGE_BYTES))) as image:
+            # The header says the size; decoding comes later, so that a small file cannot fill the memory.
             if image.width * image.height > MAX_PIXELS:
                 return None
+            # JPEG decodes to an eighth of its size at a fraction of the time.
             image.draft("RGB", (IMAGE_PX, IMAGE_PX))
             small = image.convert("RGB")
             small.thumbnail((IMAGE_PX, 4 * IMAGE_PX))

@@ -3,7 +3,6 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from mtrain.records.wording import number
 from mtrain.spec.schema import leaves
@@ -27,13 +26,11 @@ class SideBySide:
 def final_metrics(contents: Mapping[str, Content]) -> SideBySide:
     """Return the metrics of the best evaluation of each run, those of single classes left out."""
     metrics = [mapping_of(content.best.get("metrics")) for content in contents.values()]
-    names = dict.fromkeys(str(name) for found in metrics for name, value in found.items() if _is_metric(name, value))
+    numbers = {str(name): None for found in metrics for name, value in found.items() if number_of(value) is not None}
+    # Metrics of single classes have a slash, and the score is one of the others again.
+    names = [name for name in numbers if "/" not in name and name != "score"]
     rows = [(name[:100], [number(found.get(name)) for found in metrics]) for name in names]
     return SideBySide(rows=rows[:MAX_METRICS], left_out=max(0, len(rows) - MAX_METRICS))
-
-
-def _is_metric(name: str, value: Any) -> bool:
-    return "/" not in str(name) and name != "score" and number_of(value) is not None
 
 
 def differing_keys(runs: Mapping[str, RunFiles]) -> SideBySide:

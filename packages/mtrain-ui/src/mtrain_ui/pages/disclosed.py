@@ -49,6 +49,7 @@ def _private_words(run: RunFiles) -> Iterator[str]:
     for command in commands if isinstance(commands, list) else []:
         yield str(mapping_of(command).get("host") or "")
     spec = run.json("spec.json")
+    # Words of hidden sections may stand in messages and commands too.
     for section in HIDDEN_SECTIONS:
         yield from _texts(mapping_of(spec.get(section)), wanted=False)
 

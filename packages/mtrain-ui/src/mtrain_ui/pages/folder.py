@@ -42,6 +42,7 @@ class RunFiles:
             Absent: there is none, or it is a link that leaves the folder.
         """
         try:
+            # A run folder of a stranger may hold a link to any file of this machine.
             real = (self.path / name).resolve(strict=True)
             regular = stat.S_ISREG(real.stat().st_mode)
         except (OSError, ValueError, RuntimeError) as error:
@@ -79,6 +80,7 @@ class RunFiles:
                 content = file.read(limit)
         except OSError as error:
             raise Absent(name) from error
+        # The first line is cut unless the file begins there.
         first = content.find(b"\n") + 1 if start else 0
         return readable(content[first:]), start + first
 
@@ -146,6 +148,7 @@ class Runs:
         if depth == MAX_DEPTH:
             return
         try:
+            # Links are not followed: they may lead out, or in a circle.
             entries = sorted(entry.name for entry in os.scandir(folder) if entry.is_dir(follow_symlinks=False))
         except OSError:
             return

@@ -57,6 +57,7 @@ class _Followed:
         if self._lock.acquire(timeout=WAIT_S):
             try:
                 timeline = self._follower.refresh(limit=PIECE_BYTES)
+                # Other threads draw what they were shown while this one goes on reading.
                 self._shown = Shown(timeline.copy(), self._follower.read_percent)
             finally:
                 self._lock.release()

@@ -34,7 +34,7 @@ NEWEST = 20
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Entry:
+class RunEntry:
     """One line of the list."""
 
     name: str
@@ -64,12 +64,12 @@ class Unread(Exception):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Kept:
+class _CachedRun:
     """What is kept of a run until its records change: the line of the list, and no record but those that its state needs."""
 
     stamp: tuple[int, float]
     """Size in bytes and time of the last change of its records."""
-    entry: Entry
+    entry: RunEntry
     since: float
     """Seconds since 1970 from which its age counts; 0: not known."""
     end: Mapping[str, Any] | None
@@ -83,13 +83,13 @@ class Overview:
 
     def __init__(self, runs: Runs) -> None:
         self._runs = runs
-        self._kept: dict[str, _Kept] = {}
+        self._kept: dict[str, _CachedRun] = {}
         self._lock = threading.Lock()
-        self._listed: list[Entry] | None = None
+        self._listed: list[RunEntry] | None = None
         self.total = 0
         """Runs that there were when they were last listed."""
 
-    def entries(self, *, most: int | None = None) -> list[Entry]:
+    def entries(self, *, most: int | None = None) -> list[RunEntry]:
         """Return runs, the newest first. While another thread reads them, return those that were read before.
 
         ``most``: how many at most, those whose records have changed last; the others are not read. None: all.
@@ -106,7 +106,7 @@ class Overview:
             raise Unread
         return self._listed[:most]  # what was read before may be all
 
-    def _read(self, most: int | None) -> list[Entry]:
+    def _read(self, most: int | None) -> list[RunEntry]:
         found, now = [], time.time()
         stamps = {name: _stamp(self._runs.root / name / METRICS) for name in self._runs.names()}
         self.total = len(stamps)
@@ -124,7 +124,8 @@ class Overview:
             return list(stamps)
         return heapq.nlargest(most, stamps, key=lambda name: max(stamps[name][1], _stamp(self._runs.root / name)[1]))
 
-    def _entry(self, name: str, stamp: tuple[int, float], now: float) -> Entry:
+    def _entry(self, name: str, stamp: tuple[int, float], now: float) -> RunEntry:
+        # A list of thousands of runs is asked for every few seconds; most of them have not changed.
         kept = self._kept.get(name)
         if kept is None or kept.stamp != stamp:
             kept = self._kept[name] = _read(name, self._runs.run(name), stamp, now)
@@ -147,7 +148,7 @@ def _stamp(path: Path) -> tuple[int, float]:
     return status.st_size, status.st_mtime
 
 
-def _read(name: str, run: RunFiles, stamp: tuple[int, float], now: float) -> _Kept:
+def _read(name: str, run: RunFiles, stamp: tuple[int, float], now: float) -> _CachedRun:
     """Read a run."""
     timeline, summary = _ends(run), run.json(SUMMARY)
     start, last, best = timeline.start, timeline.last_update, _best(timeline, summary)
@@ -156,7 +157,7 @@ def _read(name: str, run: RunFiles, stamp: tuple[int, float], now: float) -> _Ke
     began = number_of(start.get("time"))
     changed = max(run.size_and_time(file)[1] for file in (METRICS, "spec.json"))
     since = began if began is not None else changed
-    entry = Entry(
+    entry = RunEntry(
         name=name,
         state=state_of(run, timeline.end, now=now),
         model=str(start.get("model") or "")[:60],
@@ -172,7 +173,7 @@ def _read(name: str, run: RunFiles, stamp: tuple[int, float], now: float) -> _Ke
         order=began if began is not None else number_of(last.get("time")) or changed,
     )
     end = None if timeline.end is None else {"reason": timeline.end.get("reason")}
-    return _Kept(stamp=stamp, entry=entry, since=since, end=end, left=_word_time_left(timeline, made, total))
+    return _CachedRun(stamp=stamp, entry=entry, since=since, end=end, left=_word_time_left(timeline, made, total))
 
 
 def _ends(run: RunFiles) -> Timeline:
@@ -195,6 +196,7 @@ def _ends(run: RunFiles) -> Timeline:
         lines = [*(head + middle).splitlines(), *tail.splitlines()[1:]]
     else:
         lines = (head + middle + tail).splitlines()
+    # Of the middle only evaluations are parsed: updates are most of a file, and the newest ones are in its tail.
     between = range(head.count(b"\n") + 1, len(lines) - tail.count(b"\n"))
     for place, line in enumerate(lines):
         if place in between and b'"evaluation"' not in line:

@@ -42,6 +42,7 @@ def state_of(run: RunFiles, end: Record | None, *, now: float | None = None) -> 
 
 def _lives(run: RunFiles, now: float) -> bool:
     host = run.json("environment.json").get("host")
+    # Processes of another host cannot be looked up, and its clock may differ.
     elsewhere = isinstance(host, str) and host != socket.gethostname()
     age_s = now - run.size_and_time(METRICS)[1]
     if age_s < (FRESH_ELSEWHERE_S if elsewhere else FRESH_S) and not _has_failure(run):
@@ -50,11 +51,9 @@ def _lives(run: RunFiles, now: float) -> bool:
 
 
 def _is_held(run: RunFiles) -> bool:
-    """Return whether the process that started the job exists: its number is in the lock file.
-
-    The file is not locked to find out, because a job that starts at that moment would be refused.
-    """
+    """Return whether the process that started the job exists: its number is in the lock file."""
     try:
+        # The file is not locked to find out, because a job that starts at that moment would be refused.
         lock = run.file(".lock-0")
         number = int(read_bytes(lock, limit=100).strip() or b"0")
         # A process that began after the file was written has only inherited the number.

@@ -20,8 +20,9 @@ MAX_NAMES = 8
 """Losses, groups or metrics that have a curve."""
 MAX_EVENTS = 200
 CHUNK_BYTES = 4 << 20
+# A folder of strangers may hold more than any run has written.
 MAX_BYTES = 64 << 30
-"""Bytes of ``metrics.jsonl`` that are read: those of 10^8 updates. A folder of strangers may hold more."""
+"""Bytes of ``metrics.jsonl`` that are read: those of 10^8 updates."""
 Series = tuple[Array, Array]
 """Updates (U,) and values (U,) of one curve."""
 
@@ -102,6 +103,7 @@ class Timeline:
             self.updates.append(record)
         self._count += 1
         if len(self.updates) > MAX_ROWS:
+            # Halving keeps the curve even: dropping the oldest ones would lose the beginning.
             self.updates = self.updates[::2]
             self.stride *= 2
 
@@ -216,6 +218,7 @@ class Follower:
             self._size = min(path.stat().st_size, MAX_BYTES)
         except (Absent, OSError):
             return self.timeline
+        # A file that has shrunk was written anew, by a run of the same name.
         if self._tail is None or self._tail.path != path or self._size < self._tail.offset:
             self._tail, self.timeline = Tail(path, from_start=True), Timeline()
         end = self._tail.offset + limit

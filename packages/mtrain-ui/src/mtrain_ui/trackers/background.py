@@ -41,6 +41,7 @@ class Background:
     def add(self, call: Call) -> None:
         """Add a call to the end of the queue."""
         with self._changed:
+            # A service that is down for days must not fill the memory of the rank.
             if len(self._calls) >= MAX_WAITING:
                 self._dropped += 1
                 return
@@ -84,6 +85,7 @@ class Background:
             else:
                 self._has_opened, pause_s = True, self._first_pause_s
             with self._changed:
+                # Only now: a call that failed for want of the service is made again.
                 self._calls.popleft()
                 self._changed.notify_all()
                 if self.refused is not None:

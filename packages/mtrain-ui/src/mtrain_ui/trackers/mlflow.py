@@ -10,26 +10,25 @@ from pydantic import Field
 
 from mtrain.core.interfaces.reporter import ReportedRun
 from mtrain.core.record_files import write_json
-from mtrain.errors import PluginError
-from mtrain.spec import remedies
 from mtrain.spec.files import MAX_OWN_BYTES, parse_json, read_bytes
 from mtrain.system import environment
-from mtrain_ui.trackers.tracker import Point, ServiceOptions, Tracker, parameters
+from mtrain_ui.trackers.tracker import Point, ServiceOptions, Tracker, import_library, parameters
 
+# A resumed job goes on in the run that this file names.
 FILE = "mlflow.json"
-"""File of the run folder that names the MLflow run, so that a resumed job goes on in it."""
+"""File of the run folder that names the MLflow run."""
 MAX_METRICS = 1000
 """Largest number of metrics that one call of MLflow's interface accepts."""
 MAX_PARAMETERS = 100
 MAX_VALUE = 500
 """Characters of a parameter that every store accepts."""
+# MLflow would try for minutes before it says that a server is down, and tell its makers about the use of it.
 DEFAULTS = {
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "20",
     "MLFLOW_DISABLE_TELEMETRY": "true",
 }
-"""Variables that are set unless the user has: MLflow would try for minutes before it says that a server is down, and tell
-its makers about the use of it."""
+"""Variables that are set unless the user has."""
 DOWN = ("INTERNAL_ERROR", "TEMPORARILY_UNAVAILABLE", "REQUEST_LIMIT_EXCEEDED", "DEADLINE_EXCEEDED")
 """Codes of MLflow's exceptions when a server cannot be reached, or cannot answer now."""
 STATUS = {"done": "FINISHED", "interrupted": "KILLED", "failed": "FAILED"}
@@ -55,15 +54,7 @@ class MLflow(Tracker):
     def __init__(self, options: Options, run: ReportedRun) -> None:
         super().__init__(options, run)
         environment.set_defaults(DEFAULTS)
-        try:
-            from mlflow import MlflowClient
-
-            self._client: Any = MlflowClient(tracking_uri=options.tracking_uri)
-        except ModuleNotFoundError as error:
-            raise PluginError(
-                f"report.reporters.mlflow: the package {error.name} is not installed; install it with: "
-                f"{remedies.install('mtrain-ui[mlflow]')}"
-            ) from error
+        self._client: Any = import_library("mlflow").MlflowClient(tracking_uri=options.tracking_uri)
         self._id = ""
 
     def open(self) -> None:
@@ -81,6 +72,7 @@ class MLflow(Tracker):
         try:
             self._client.update_run(run_id, status="RUNNING")
         except MlflowException as error:
+            # A server that is away must not make a second run of the same job.
             if self.is_down(error):
                 raise
             return None  # It was deleted, or the store is another one.
@@ -139,10 +131,8 @@ class MLflow(Tracker):
 
 
 def _metric(name: str) -> str:
-    """Return the name of a curve as MLflow takes it: ``metric/AP/cat`` becomes ``metric/AP.cat``.
-
-    A store in files keeps ``metric/AP`` as a file, which cannot also be the folder of ``cat``.
-    """
+    """Return the name of a curve as MLflow takes it: ``metric/AP/cat`` becomes ``metric/AP.cat``."""
+    # A store in files keeps ``metric/AP`` as a file, which cannot also be the folder of ``cat``.
     group, slash, rest = _allow(name).partition("/")
     return group + slash + rest.replace("/", ".")
 

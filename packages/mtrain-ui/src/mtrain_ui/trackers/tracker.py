@@ -6,6 +6,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +16,16 @@ from mtrain.core.checkpoint.store import folder_of
 from mtrain.core.interfaces.reporter import Record, ReportedRun, Reporter
 from mtrain.errors import PluginError
 from mtrain.records.history import points
+from mtrain.spec import remedies
 from mtrain.spec.disclosure import scrub, shareable
 from mtrain_ui.trackers.background import Background
 
 Point = tuple[str, float, int]
 """Name of a curve, value, update."""
 SEND_EVERY_S = 5.0
+# A scheduler that asked the job to end kills it soon after.
 INTERRUPTED_S = 5.0
-"""Seconds that a job which was asked to end waits for a service at most: what asked it will not wait long."""
+"""Seconds that a job which was asked to end waits for a service at most."""
 
 
 class TrackerOptions(BaseModel):
@@ -171,6 +174,19 @@ class Tracker(Reporter, ABC):
         """Send a checkpoint, unless ``checkpoint.keep_last`` has removed it in the meantime."""
         if folder.is_dir():
             self.send_checkpoint(folder, update)
+
+
+def import_library(name: str) -> Any:
+    """Return the library of a tracker, which is called as the reporter is.
+
+    Raises:
+        PluginError: it is not installed.
+    """
+    try:
+        return import_module(name)
+    except ModuleNotFoundError as error:
+        remedy = f"install it with: {remedies.install(f'mtrain-ui[{name}]')}"
+        raise PluginError(f"report.reporters.{name}: the package {error.name} is not installed; {remedy}") from error
 
 
 def parameters(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

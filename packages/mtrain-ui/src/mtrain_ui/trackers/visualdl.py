@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from mtrain.core.interfaces.reporter import ReportedRun
-from mtrain.errors import PluginError
-from mtrain.spec import outputs, remedies
-from mtrain_ui.trackers.tracker import Point, Tracker, TrackerOptions, parameters
+from mtrain.spec import outputs
+from mtrain_ui.trackers.tracker import Point, Tracker, TrackerOptions, import_library, parameters
 
 FOLDER = "visualdl"
 FILE = "vdlrecords.mtrain.log"
@@ -27,19 +26,13 @@ class VisualDL(Tracker):
 
     def __init__(self, options: Options, run: ReportedRun) -> None:
         super().__init__(options, run)
-        try:
-            from visualdl import LogWriter
-        except ModuleNotFoundError as error:
-            raise PluginError(
-                f"report.reporters.visualdl: the package {error.name} is not installed; install it with: "
-                f"{remedies.install('mtrain-ui[visualdl]')}"
-            ) from error
-        self._make_writer: Any = LogWriter
+        self._make_writer: Any = import_library("visualdl").LogWriter
         self._writer: Any = None
 
     def open(self) -> None:
         """Begin the file, or go on in it."""
         file = self.run.folder / FOLDER / FILE
+        # VisualDL appends, so what a resumed job repeats would be there twice.
         is_new = not file.exists() or not _drop(file, start_update=self.run.start_update)
         self._writer = self._make_writer(
             logdir=str(file.parent), file_name=file.name, display_name=self.run.folder.name, flush_secs=5

@@ -10,16 +10,16 @@ from pydantic import Field
 
 from mtrain.core.interfaces.reporter import ReportedRun
 from mtrain.core.record_files import write_json
-from mtrain.errors import PluginError
-from mtrain.spec import remedies
 from mtrain.spec.files import MAX_OWN_BYTES, parse_json, read_bytes
 from mtrain.system import environment
-from mtrain_ui.trackers.tracker import Point, ServiceOptions, Tracker, parameters
+from mtrain_ui.trackers.tracker import Point, ServiceOptions, Tracker, import_library, parameters
 
+# A resumed job goes on in the run that this file names.
 FILE = "wandb.json"
-"""File of the run folder that has the run's id, so that a resumed job goes on in the same run."""
+"""File of the run folder that has the run's id."""
+# W&B would send its own errors to its makers, also in offline mode.
 DEFAULTS = {"WANDB_ERROR_REPORTING": "false"}
-"""Variables that are set unless the user has: W&B would send its own errors to its makers, also in offline mode."""
+"""Variables that are set unless the user has."""
 INIT_TIMEOUT_S = 15.0
 
 
@@ -42,14 +42,7 @@ class WandB(Tracker):
     def __init__(self, options: Options, run: ReportedRun) -> None:
         super().__init__(options, run)
         environment.set_defaults(DEFAULTS)
-        try:
-            import wandb
-        except ModuleNotFoundError as error:
-            raise PluginError(
-                f"report.reporters.wandb: the package {error.name} is not installed; install it with: "
-                f"{remedies.install('mtrain-ui[wandb]')}"
-            ) from error
-        self._wandb: Any = wandb
+        self._wandb: Any = import_library("wandb")
         self._run: Any = None
         self._id = self._kept_id()
 
