@@ -9,10 +9,10 @@ from mtrain.backends._torch.device import choose as choose_device
 from mtrain.backends._torch.engine import TorchEngine, of_one_rank
 from mtrain.backends._torch.layout import use_channels_last
 from mtrain.backends._torch.optimizer import TorchOptimizer
-from mtrain.backends._torch.parts.engine import SplitEngine
-from mtrain.backends._torch.parts.optimizer import ShardedOptimizer
 from mtrain.backends._torch.ranks.group import join as join_group
 from mtrain.backends._torch.ranks.group import leave as leave_group
+from mtrain.backends._torch.sharded.engine import SplitEngine
+from mtrain.backends._torch.sharded.optimizer import ShardedOptimizer
 from mtrain.backends._torch.state import fill, to_numpy
 from mtrain.backends.engine import LocalCollective, NoExchange
 from mtrain.core.update.order import Exchange

@@ -19,7 +19,7 @@ from torch import distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from mtrain.backends._torch.parts import spread
+from mtrain.backends._torch.sharded import spread
 from mtrain.backends.deepspeed import DeepSpeed
 from mtrain.backends.fsdp import Fsdp
 from mtrain.core.interfaces import Mesh, Recipe

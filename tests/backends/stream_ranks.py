@@ -20,9 +20,9 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
-from mtrain.backends._torch.parts import streams
-from mtrain.backends._torch.parts.shards import spans_of
-from mtrain.backends._torch.parts.streams import Gather, StateEntry, TorchStream
+from mtrain.backends._torch.sharded import streams
+from mtrain.backends._torch.sharded.shards import spans_of
+from mtrain.backends._torch.sharded.streams import Gather, StateEntry, TorchStream
 from mtrain.core.checkpoint import format
 from mtrain.core.checkpoint.store import Checkpoints, CheckpointStore, NoCheckpoints
 from mtrain.core.interfaces import Array, Progress

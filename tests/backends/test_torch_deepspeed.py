@@ -18,8 +18,8 @@ from mtrain.backends._deepspeed.settings import Sharding, settings
 from mtrain.backends._torch import rules
 from mtrain.backends._torch.engine import channels_last as lay_channels_last
 from mtrain.backends._torch.layout import channels_last
-from mtrain.backends._torch.parts.rules import ShardRule, vector_width
-from mtrain.backends._torch.parts.shards import Part, spans_of
+from mtrain.backends._torch.sharded.rules import ShardRule, vector_width
+from mtrain.backends._torch.sharded.shards import Part, spans_of
 from mtrain.backends.deepspeed import DeepSpeed
 from tests.backends.processes import ROOT, python
 from tests.backends.recipes import recipe

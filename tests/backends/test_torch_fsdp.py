@@ -18,8 +18,8 @@ from tests.script.runs import SCRIPTS, largest_difference, weights
 
 def test_averages_that_a_checkpoint_lacks_begin_at_the_restored_weights() -> None:
     """One that was written without an average, by a job that has one now."""
-    from mtrain.backends._torch.parts.engine import SplitEngine
-    from mtrain.backends._torch.parts.optimizer import PartsOptimizer
+    from mtrain.backends._torch.sharded.engine import SplitEngine
+    from mtrain.backends._torch.sharded.optimizer import PartsOptimizer
 
     began: list[str] = []
 

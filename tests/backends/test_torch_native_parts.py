@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from mtrain.backends._torch.native import Made, NativeRule
-from mtrain.backends._torch.parts.shards import Part
 from mtrain.backends._torch.scripts.native_parts import decide, rule_for_parts
 from mtrain.backends._torch.scripts.native_trial import Trials, check_resumes
+from mtrain.backends._torch.sharded.shards import Part
 from mtrain.backends._torch.state import to_numpy
 from mtrain.errors import SpecError
 from tests.backends.test_torch_native_optimizers import OPTIMIZERS, Counting, network

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from mtrain.backends._torch.parts import spread
+from mtrain.backends._torch.sharded import spread
 from mtrain.backends.torch_engine import LocalCollective
 from tests.backends.processes import ROOT
 

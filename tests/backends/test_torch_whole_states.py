@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from mtrain.backends._torch.parts import whole_states
 from mtrain.backends._torch.scripts.native_copies import ParameterPiece
+from mtrain.backends._torch.sharded import whole_states
 from mtrain.errors import SpecError
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mtrain.backends._torch.parts import streams
+from mtrain.backends._torch.sharded import streams
 from mtrain.core.checkpoint import arrays_file, format
 
 PHASES: dict[str, tuple[Any, str]] = {

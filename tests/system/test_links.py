@@ -256,7 +256,7 @@ ELSEWHERE = {
     "tasks/detection/readers/digits.py": "a new folder, renamed when it is complete",
     "tasks/segmentation/readers/digits_masks.py": "a new folder, renamed when it is complete",
     "data/once_per_host.py": "a file of this user alone in the temporary folder, with O_NOFOLLOW",
-    "data/made.py": "a new folder, renamed when it is complete",
+    "data/generated.py": "a new folder, renamed when it is complete",
     "system/copied.py": "descriptors of this process",
     "core/checkpoint/store.py": "a new folder, renamed when it is complete",
     "spec/terminal.py": "the device that takes everything",

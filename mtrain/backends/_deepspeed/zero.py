@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from mtrain.backends._deepspeed import internals
-from mtrain.backends._torch.parts.shards import Part, spans_of
+from mtrain.backends._torch.sharded.shards import Part, spans_of
 from mtrain.backends.engine import have_gradients
 from mtrain.errors import SpecError
 

@@ -18,11 +18,11 @@ from mtrain.backends._fsdp.units import Unit, units
 from mtrain.backends._torch.collective import TorchCollective
 from mtrain.backends._torch.layout import use_channels_last
 from mtrain.backends._torch.optimizer import TorchOptimizer
-from mtrain.backends._torch.parts import whole_states
-from mtrain.backends._torch.parts.engine import SplitEngine
-from mtrain.backends._torch.parts.optimizer import ShardedOptimizer
-from mtrain.backends._torch.parts.shards import Boxes, Parts, refuse_scalars
-from mtrain.backends._torch.parts.spread import Spread
+from mtrain.backends._torch.sharded import whole_states
+from mtrain.backends._torch.sharded.engine import SplitEngine
+from mtrain.backends._torch.sharded.optimizer import ShardedOptimizer
+from mtrain.backends._torch.sharded.shards import Boxes, Parts, refuse_scalars
+from mtrain.backends._torch.sharded.spread import Spread
 from mtrain.backends.base import Check
 from mtrain.core.interfaces import Mesh, Recipe
 from mtrain.core.interfaces.capabilities import Prepared

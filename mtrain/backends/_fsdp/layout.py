@@ -8,7 +8,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 
-from mtrain.backends._torch.parts.shards import Box, Boxes
+from mtrain.backends._torch.sharded.shards import Box, Boxes
 from mtrain.core.interfaces import Mesh
 
 

@@ -13,8 +13,8 @@ from torch.distributed.tensor import DTensor
 
 from mtrain.backends._fsdp import internals
 from mtrain.backends._fsdp.layout import MeshLayout
-from mtrain.backends._torch.parts.shards import Boxes
-from mtrain.backends._torch.parts.spread import Spread
+from mtrain.backends._torch.sharded.shards import Boxes
+from mtrain.backends._torch.sharded.spread import Spread
 
 Places = dict[nn.Parameter, list[tuple[nn.Module, str]]]
 """The modules that have a weight, and under which names."""

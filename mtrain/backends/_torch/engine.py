@@ -23,7 +23,7 @@ from mtrain.backends._torch import (
 from mtrain.backends._torch.collective import TorchCollective
 from mtrain.backends._torch.device import one_thread
 from mtrain.backends._torch.optimizer import TorchOptimizer
-from mtrain.backends._torch.parts.streams import Gather, StateEntry, TorchStream
+from mtrain.backends._torch.sharded.streams import Gather, StateEntry, TorchStream
 from mtrain.backends.base import Check
 from mtrain.backends.engine import Engine, LocalCollective
 from mtrain.core.completeness import check_members

@@ -25,7 +25,7 @@ from mtrain.rank.script.plain_python import solo_job
 from mtrain.rank.script.prepared import ModelRequest, Prepared
 from mtrain.rank.script.reading.given_data import GivenData
 from mtrain.rank.script.reading.loaders import BatchOf, Order, Shard, evaluation_part, read_loader
-from mtrain.rank.script.reading.made import MadeBatches
+from mtrain.rank.script.reading.made_batches import MadeBatches
 from mtrain.rank.script.reading.nested import Nested
 from mtrain.rank.script.reading.reading import Reading, check_schedule
 from mtrain.rank.script.reading.samples import check_dataset

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from mtrain.backends._torch.native import Made, NativeRule
-from mtrain.backends._torch.parts.shards import Part, first_element
 from mtrain.backends._torch.scripts.native_copies import ParameterPiece, move_optimizer
 from mtrain.backends._torch.scripts.native_trial import Trials, TrialVerdict, check_resumes
+from mtrain.backends._torch.sharded.shards import Part, first_element
 from mtrain.core.interfaces import Array
 from mtrain.core.overriding import override
 from mtrain.errors import SpecError

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from mtrain.core.interfaces import Dataset, SplitRequest
-from mtrain.data.made import MadeSet
+from mtrain.data.generated import MadeSet
 from mtrain.tasks.detection.annotations import Annotations
 from mtrain.tasks.detection.readers.coco import Coco
 

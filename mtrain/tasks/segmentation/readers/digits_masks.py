@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
 from mtrain.core.interfaces import Dataset, SplitRequest
-from mtrain.data.made import MadeSet
+from mtrain.data.generated import MadeSet
 from mtrain.tasks.segmentation.masks import MaskedImages
 from mtrain.tasks.segmentation.readers.voc_masks import CLASS_FILE, VocMasks
 

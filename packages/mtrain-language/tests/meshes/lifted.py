@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 from transformers.models.gemma2 import modeling_gemma2
 
-from mtrain.backends._torch.parts import shards
-from mtrain.backends._torch.parts.optimizer import PartsAverage
+from mtrain.backends._torch.sharded import shards
+from mtrain.backends._torch.sharded.optimizer import PartsAverage
 from mtrain.core import ops
 from mtrain.core.overriding import override
 from mtrain_language import network

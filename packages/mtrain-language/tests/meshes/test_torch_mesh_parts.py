@@ -8,7 +8,7 @@ from torch import nn
 from torch.distributed.tensor.parallel import ColwiseParallel
 
 from mtrain.backends._fsdp.layout import MeshLayout
-from mtrain.backends._torch.parts.shards import held_by, sent_length
+from mtrain.backends._torch.sharded.shards import held_by, sent_length
 from mtrain.backends.fsdp import Fsdp
 from mtrain.core.interfaces import Mesh, Recipe
 from mtrain.core.ranks.meshes import mesh_of

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from mtrain.backends._torch import rules
-from mtrain.backends._torch.parts.shards import Boxes, Part, memory_order
+from mtrain.backends._torch.sharded.shards import Boxes, Part, memory_order
 
 _WIDEST = 64
 """Upper bound of the vector width, in elements: 512-bit registers of one-byte elements."""

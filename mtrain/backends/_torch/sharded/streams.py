@@ -12,7 +12,7 @@ from torch import Tensor
 from torch import distributed as dist
 
 from mtrain.backends._torch import state
-from mtrain.backends._torch.parts.shards import Layout, held_by, sent_length
+from mtrain.backends._torch.sharded.shards import Layout, held_by, sent_length
 from mtrain.core.interfaces import Array, Outline, Part
 
 BUCKET_BYTES = 16 << 20

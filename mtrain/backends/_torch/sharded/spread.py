@@ -25,7 +25,7 @@ from mtrain.backends._torch.internals import (
     tensors_in,
     without_modes,
 )
-from mtrain.backends._torch.parts.shards import Box
+from mtrain.backends._torch.sharded.shards import Box
 from mtrain.core.overriding import override
 from mtrain.core.state import checks as state_checks
 from mtrain.errors import TrainingError

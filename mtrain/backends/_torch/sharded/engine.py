@@ -12,9 +12,9 @@ from mtrain.backends._torch import state
 from mtrain.backends._torch.collective import own_memory
 from mtrain.backends._torch.engine import TorchEngine
 from mtrain.backends._torch.optimizer import TorchOptimizer
-from mtrain.backends._torch.parts.optimizer import PartsOptimizer
-from mtrain.backends._torch.parts.shards import Boxes, Layout, Parts
-from mtrain.backends._torch.parts.streams import StateEntry
+from mtrain.backends._torch.sharded.optimizer import PartsOptimizer
+from mtrain.backends._torch.sharded.shards import Boxes, Layout, Parts
+from mtrain.backends._torch.sharded.streams import StateEntry
 from mtrain.core.interfaces import Array, Part, State
 from mtrain.core.overriding import override
 from mtrain.core.state import checks as state_checks

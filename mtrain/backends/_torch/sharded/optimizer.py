@@ -11,9 +11,9 @@ from mtrain.backends._torch.average import Average, nothing
 from mtrain.backends._torch.collective import TorchCollective
 from mtrain.backends._torch.native import Made
 from mtrain.backends._torch.optimizer import Gradients, TorchOptimizer
-from mtrain.backends._torch.parts.rules import ShardRule
-from mtrain.backends._torch.parts.shards import Boxes, Part, Parts, find_ties, spans_of
 from mtrain.backends._torch.scripts.native_parts import rule_for_parts
+from mtrain.backends._torch.sharded.rules import ShardRule
+from mtrain.backends._torch.sharded.shards import Boxes, Part, Parts, find_ties, spans_of
 from mtrain.core.interfaces import Recipe
 from mtrain.core.overriding import override
 from mtrain.core.update.order import Exchange, UpdateOrder
