@@ -21,7 +21,7 @@ from tests.backends.host_reads import counted
 from tests.framework import Framework
 
 SIDE = {"yolov5n": 64, "ppyoloe_s": 64, "vit": 8}
-READ = {"numpy in mtrain/core/update/order.py:values": 1}
+READ = {"numpy in mtrain/core/update/order.py:settle": 1}
 METRICS = {
     # Numbers of the host go to the device from pinned memory, without waiting.
     "torch": {**READ, "tensor in mtrain/backends/_torch/optimizer.py:_upload": 1},

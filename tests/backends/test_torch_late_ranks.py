@@ -15,7 +15,7 @@ from tests.backends.processes import ROOT
 pytestmark = pytest.mark.job
 
 METRICS = {
-    "numpy in mtrain/core/update/order.py:values": 1,
+    "numpy in mtrain/core/update/order.py:settle": 1,
     # Numbers of the host go to the device from pinned memory, without waiting.
     "tensor in mtrain/backends/_torch/optimizer.py:_upload": 1,
 }

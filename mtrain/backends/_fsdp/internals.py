@@ -45,10 +45,14 @@ def check_averages(mesh: DeviceMesh) -> None:
         given += size
     op = dist.ReduceOp.SUM if by_sums else dist.ReduceOp.AVG
     part = given.new_empty(2)
-    dist.reduce_scatter_tensor(part, given.view(-1), op=op, group=group)
+    _scatter(part, given.view(-1), op=op, group=group)
     right = size if by_sums else 1
     if not part.eq(right).all():
         raise LaunchError(wrong_result("fsdp", "mean of gradients, each rank's part of it,", part.tolist(), right))
+
+
+_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+"""torch 2.13 has renamed the function, and warns of the former name."""
 
 
 def check_same_memory(pairs: Mapping[str, tuple[torch.Tensor, torch.Tensor]]) -> None:

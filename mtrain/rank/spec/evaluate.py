@@ -19,7 +19,7 @@ def evaluate_only(
 ) -> None:
     """Score the averaged weights of a checkpoint, or those that ``model.weights`` names."""
     saved = None if weights is None else checkpoint.load(weights)
-    # What the model computed from its training data, such as anchors: those of other data would change its predictions.
+    # What the model computed from its training data: that of other data would change its predictions.
     details = None if saved is None else saved.meta["extra"].get("details")
     task, restored = open_task(resolved, training=False), saved is not None
     with assemble(resolved, task, leave=leave, details=details, restored=restored) as job:

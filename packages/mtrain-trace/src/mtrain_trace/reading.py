@@ -239,7 +239,6 @@ def read(folder: Path, *, optimizer: int = 0) -> Trace:
     Raises:
         TraceError: the folder holds none, or a broken one.
     """
-    files.begin_training()
     with refusing_what_is_broken(folder):
         return _read(folder, optimizer)
 
@@ -315,6 +314,7 @@ def _add_arrays(
 
 
 def _processes(folder: Path) -> list[dict[str, Any]]:
+    files.begin_training()
     if not folder.is_dir():
         raise TraceError(f"{folder}: no such folder; a trace is made by: mtrain-trace run --out {folder} -- COMMAND")
     found = []
