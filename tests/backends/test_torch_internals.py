@@ -5,6 +5,7 @@ import math
 import socket
 import sys
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -253,3 +254,18 @@ def test_what_ranks_have_sent_is_dropped_as_it_is_read(monkeypatch):
     gathered = collective.DistributedCollective(host_group=None).all_gather(value)
     assert [part[3].tolist() for part in gathered] == [value[3].tolist()] * 5
     assert alive == [4, 3, 2, 1, 0]
+
+
+@pytest.mark.parametrize(("version", "kept"), [((2, 7), ["default", "hosts"]), ((2, 8), [])])
+def test_groups_of_an_older_torch_are_kept_until_the_next_are_joined(version, kept, monkeypatch):
+    """Up to 2.7, giving up the last reference to a group could hold up the process for ever."""
+    groups, left = {"default": 0, "hosts": 0}, []
+    monkeypatch.setattr(internals, "_version", lambda: version)
+    monkeypatch.setattr(internals, "_kept", [])
+    monkeypatch.setattr(internals.distributed_c10d, "_world", SimpleNamespace(pg_map=groups))
+    monkeypatch.setattr(internals.distributed_c10d, "destroy_process_group", lambda: left.append(list(internals._kept)))
+    internals.destroy_groups()
+    assert left == [kept]
+    assert internals._kept == kept
+    internals.release_groups()
+    assert internals._kept == []

@@ -264,6 +264,25 @@ def import_before_joining() -> None:
     import torch.distributed.nn.functional  # noqa: F401
 
 
+_kept: list[Any] = []
+"""Process groups that were left under torch up to 2.7."""
+
+
+def destroy_groups() -> None:
+    """Leave all process groups, once the collectives that are under way have ended."""
+    # Up to torch 2.7, whoever gives up the last reference to a group waits with Python's lock for gloo's thread, which needs the
+    # lock to free the last tensor: two of eight ranks hung after their last update, on a busy machine. Kept groups are
+    # given up when the next one is joined; a process that ends does not take them apart (`system.ending`).
+    if _version() < (2, 8):
+        _kept.extend(distributed_c10d._world.pg_map)
+    distributed_c10d.destroy_process_group()
+
+
+def release_groups() -> None:
+    """Give up the groups that were left before, whose threads have long finished; before the next one is joined."""
+    _kept.clear()
+
+
 def abort_default_group() -> None:
     """Leave the default process group without waiting for collectives that are under way."""
     # destroy_process_group waits for them, also for those to which lost ranks will never come.

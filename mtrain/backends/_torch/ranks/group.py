@@ -23,6 +23,7 @@ def join(backend: str, *, on_cuda: bool, timeout: timedelta) -> None:
     Raises:
         LaunchError: The launcher's environment variables are missing or wrong.
     """
+    internals.release_groups()
     library = "nccl" if on_cuda else "gloo"
     try:
         store = _own_store(timeout)
@@ -69,4 +70,4 @@ def leave(*, failed: bool) -> None:
         # Peers may never answer: abandon the kernels in flight instead of waiting for them.
         internals.abort_default_group()
         return
-    dist.destroy_process_group()
+    internals.destroy_groups()
