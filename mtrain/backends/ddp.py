@@ -61,11 +61,10 @@ class DDP(TorchBackend):
 
     @override
     def __enter__(self) -> DdpEngine:
-        from mtrain.backends._torch import device, internals
+        from mtrain.backends._torch import device
         from mtrain.backends._torch.ddp_engine import DdpEngine
         from mtrain.backends._torch.ranks import group
 
-        internals.import_before_joining()
         target = device.of_this_rank(self.options)
         collective = group.connect("ddp", target, timeout=timedelta(seconds=self.options.timeout_s))
         self._engine = DdpEngine(collective, target, options=self.options, check=self.check)

@@ -86,10 +86,9 @@ class DeepSpeed(TorchBackend):
     @override
     def __enter__(self) -> ZeroEngine:
         from mtrain.backends._deepspeed import library
-        from mtrain.backends._torch import device, internals
+        from mtrain.backends._torch import device
         from mtrain.backends._torch.ranks import group
 
-        internals.import_before_joining()
         options = self.options
         target, timeout = device.of_this_rank(options), timedelta(seconds=options.timeout_s)
         library.load(target.type)

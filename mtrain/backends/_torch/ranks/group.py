@@ -24,6 +24,7 @@ def join(backend: str, *, on_cuda: bool, timeout: timedelta) -> None:
         LaunchError: The launcher's environment variables are missing or wrong.
     """
     internals.release_groups()
+    internals.import_before_joining()
     library = "nccl" if on_cuda else "gloo"
     try:
         store = _own_store(timeout)
