@@ -88,8 +88,9 @@ def check(job: Resolved) -> None:
             raise UsageError(
                 f"backend.name: {name} needs {library}, which is not installed; {entry.remedy(sys.executable)}"
             )
-        with suppress(PackageNotFoundError):
-            _check_version(entry, version(framework), where=f"backend.name: {name}")
+        if entry.oldest is not None:
+            with suppress(PackageNotFoundError):
+                _check_version(entry, version(framework), where=f"backend.name: {name}")
         return
     facts = _probe(python, framework, library)
     if facts.python < OLDEST:

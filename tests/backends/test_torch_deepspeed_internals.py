@@ -136,3 +136,47 @@ library.get("deepspeed.runtime.zero.stage_1_and_2:all_gather_dp_groups")([flat],
 assert torch.equal(flat, whole), flat
 assert sizes == [8, 8, 8, 2], sizes
 """)
+
+
+@pytest.mark.smoke
+@pytest.mark.job
+def test_what_an_older_version_lacks_is_refused_by_name_or_done_without() -> None:
+    check("""
+from types import SimpleNamespace
+import torch
+from mtrain.errors import SpecError
+
+def refusal(**asked):
+    try:
+        internals.check_version(**asked)
+    except SpecError as error:
+        return str(error)
+
+for stage in range(4):
+    assert refusal(stage=stage, reduction="update", precision="fp64") is None
+internals.deepspeed.__version__ = "0.17.6"
+del internals.DeepSpeedEngine.coalesce_grad_reduction
+assert refusal(stage=0, reduction="update", precision="fp64") is None
+assert refusal(stage=3, reduction="micro_batch", precision="fp64") is None
+told = refusal(stage=1, reduction="update", precision="fp32")
+assert "reduction: update with DeepSpeed 0.17.6" in told and "0.19 or newer" in told and "=micro_batch" in told, told
+del internals.ZeROOptimizer._configure_master_weights
+assert refusal(stage=3, reduction="micro_batch", precision="fp32") is None
+told = refusal(stage=0, reduction="micro_batch", precision="fp64")
+assert "precision: fp64 with DeepSpeed 0.17.6" in told and "0.18 or newer" in told, told
+
+zero = {"stage": 3, "compute_grad_norm": True, "enable_sanity_checks": False}
+config = {"bf16": {"enabled": False}, "zero_optimization": zero}
+assert internals.known_settings(config, {}) == config
+field = lambda alias=None: SimpleNamespace(alias=alias)
+internals.DeepSpeedZeroConfig = SimpleNamespace(model_fields={"stage": field(), "sanity": field("enable_sanity_checks")})
+known = {"stage": 3, "enable_sanity_checks": False}
+assert internals.known_settings(config, {}) == {**config, "zero_optimization": known}
+# What a user has chosen and DeepSpeed does not know must reach DeepSpeed, which refuses it.
+assert internals.known_settings(config, {"zero_optimization": {"compute_grad_norm": True}}) == config
+
+parameters = [torch.nn.Parameter(torch.zeros(shape)) for shape in ((2, 3), (4,), (5,))]
+older = SimpleNamespace(round_robin_bit16_groups=[parameters], single_partition_of_fp32_groups=[torch.zeros(8)])
+(share,) = internals.shares(older)
+assert list(share.offsets) == [0, 6, 10], share.offsets
+""")

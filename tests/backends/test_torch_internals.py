@@ -260,7 +260,7 @@ def test_what_ranks_have_sent_is_dropped_as_it_is_read(monkeypatch):
 def test_groups_of_an_older_torch_are_kept_until_the_next_are_joined(version, kept, monkeypatch):
     """Up to 2.7, giving up the last reference to a group could hold up the process for ever."""
     groups, left = {"default": 0, "hosts": 0}, []
-    monkeypatch.setattr(internals, "_version", lambda: version)
+    monkeypatch.setattr(internals, "torch_version", lambda: version)
     monkeypatch.setattr(internals, "_kept", [])
     monkeypatch.setattr(internals.distributed_c10d, "_world", SimpleNamespace(pg_map=groups))
     monkeypatch.setattr(internals.distributed_c10d, "destroy_process_group", lambda: left.append(list(internals._kept)))

@@ -12,6 +12,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, debug
 from torch.utils._pytree import tree_leaves
 
+from mtrain.backends._torch.internals import torch_version
 from mtrain.core.ranks.arithmetic import wrong_result
 from mtrain.errors import LaunchError
 
@@ -25,7 +26,7 @@ def shard(unit: nn.Module, mesh: DeviceMesh) -> FSDPModule:
     if _averages_by_sums(mesh):
         module.set_force_sum_reduction_for_comms(True)
     group: Any = module._get_fsdp_state()._fsdp_param_group
-    if _version() < (2, 10) and group is not None:
+    if torch_version() < (2, 10) and group is not None:
         # Up to torch 2.9, FSDP copies parts that it has padded once more in the first forward pass. An optimizer that has
         # them already would update memory that nobody reads.
         group._reset_sharded_params = True
@@ -73,11 +74,7 @@ def _averages_by_sums(mesh: DeviceMesh) -> bool:
     """Return whether FSDP must divide gradients itself, since the mean of torch's collective is wrong."""
     # Up to torch 2.9, gloo's reduce_scatter_tensor returns the sum for ReduceOp.AVG: every gradient would be too large by the
     # number of ranks, without an error.
-    return mesh.device_type == "cpu" and _version() < (2, 10)
-
-
-def _version() -> tuple[int, ...]:
-    return tuple(map(int, torch.__version__.partition("+")[0].split(".")[:2]))
+    return mesh.device_type == "cpu" and torch_version() < (2, 10)
 
 
 def forget_meshes() -> None:

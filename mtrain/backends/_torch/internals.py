@@ -225,7 +225,7 @@ def store_at(listener: socket.socket, address: str, port: int, *, size: int, tim
         wait_for_workers=False,
         multi_tenant=True,
         master_listen_fd=listener.detach(),
-        use_libuv=_version() > (2, 7),
+        use_libuv=torch_version() > (2, 7),
     )
 
 
@@ -273,7 +273,7 @@ def destroy_groups() -> None:
     # Up to torch 2.7, whoever gives up the last reference to a group waits with Python's lock for gloo's thread, which needs the
     # lock to free the last tensor: two of eight ranks hung after their last update, on a busy machine. Kept groups are
     # given up when the next one is joined; a process that ends does not take them apart (`system.ending`).
-    if _version() < (2, 8):
+    if torch_version() < (2, 8):
         _kept.extend(distributed_c10d._world.pg_map)
     distributed_c10d.destroy_process_group()
 
@@ -289,7 +289,8 @@ def abort_default_group() -> None:
     distributed_c10d._abort_process_group()
 
 
-def _version() -> tuple[int, ...]:
+def torch_version() -> tuple[int, ...]:
+    """Return the first two numbers of torch's version."""
     return tuple(map(int, torch.__version__.partition("+")[0].split(".")[:2]))
 
 

@@ -20,8 +20,8 @@ def check_arithmetic(session: RankSession, *, backend: Backend, name: str) -> No
     collective = session.collective
     if collective.size == 1:
         return
-    # Rank 0 gives the number of ranks and all others 0, so sum, mean and maximum are whole numbers that halves have
-    # too, and differ from each other and from what a rank gave.
+    # Rank 0 gives the number of ranks and all others 0, so every right result is a whole number, exact in any type, and a
+    # sum in the place of a mean, or nothing exchanged at all, shows.
     expected = {"sum": collective.size, "mean": 1, "max": collective.size}
     own = collective.size if collective.rank == 0 else 0
     # Host and device are checked both, because a backend may exchange values of the host by another library.
@@ -35,7 +35,7 @@ def check_arithmetic(session: RankSession, *, backend: Backend, name: str) -> No
         result = backend.ops.to_numpy(collective.all_reduce(on_device, op))  # type: ignore[arg-type]  # a key of `expected`
         _check(result, right, name=name, what=f"{op} of float32 on the device")
     gathered = collective.all_gather(collective.rank)
-    _check(np.array(gathered), np.arange(collective.size), name=name, what="ranks that all gather")
+    _check(np.array(gathered), np.arange(collective.size), name=name, what="list of ranks that was gathered")
 
 
 def _check(result: Array, right: object, *, name: str, what: str) -> None:
