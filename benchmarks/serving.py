@@ -118,11 +118,11 @@ def row(blocks: Sequence[Block], bare: Sequence[Block]) -> list[str]:
 def bare_loop(weights: Path, contents: Sequence[bytes], threads: int) -> None:
     """Measure once for each line of standard input; print [requests per second, seconds of each]."""
     predictor = Predictor.open(weights, threads=threads)
-    limit = serving.Settings().max_pixels
+    limit = serving.ServeSettings().max_pixels
 
     def answer(content: bytes) -> str:
         sample = predictor.sample(decode(Upload("image", content), max_pixels=limit))
-        found = predictor.found(predictor.outputs([sample])[0], sample, confidence=CONFIDENCE)
+        found = predictor.read(predictor.outputs([sample])[0], sample, confidence=CONFIDENCE)
         return json.dumps(list(found.rows))
 
     for content in contents[:WARMUP]:

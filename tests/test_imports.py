@@ -431,3 +431,30 @@ def test_what_a_package_imports_while_it_is_loaded_is_in_its_description_or_in_m
         outside = loaded_with(nodes(file)[0].body) - set(sys.stdlib_module_names) - {"mtrain", package}
         guilty += [f"{name}: {top}" for top in sorted(outside - known)]
     assert guilty == []
+
+
+# Rooms whose names begin no key of a spec and no name of a file.
+NAMED = re.compile(r"``(?:mtrain[./])?((?:core|system|backends|records|tasks|rank|jobs|launchers)[./][\w./]+)")
+
+
+def named_module_is_there(name: str) -> bool:
+    """Whether a word such as ``core.update.loop.Loop`` or ``core/nn.pyi`` leads to a file, and then to a name that it holds."""
+    parts = re.split(r"[./]", name.removesuffix(".pyi").removesuffix(".py").rstrip("./"))
+    for length in range(len(parts), 0, -1):
+        path = PACKAGE.joinpath(*parts[:length])
+        files = [
+            file for file in (path.with_suffix(".py"), path.with_suffix(".pyi"), path / "__init__.py") if file.exists()
+        ]
+        if files:
+            return length == len(parts) or any(re.search(rf"\b{parts[length]}\b", file.read_text()) for file in files)
+    return False
+
+
+def test_modules_that_docstrings_and_comments_name_are_there() -> None:
+    wrong = [
+        f"{name}: {found}"
+        for name, file in BY_NAME.items()
+        for found in NAMED.findall(file.read_text())
+        if not named_module_is_there(found)
+    ]
+    assert not wrong, "\n".join(wrong)

@@ -128,7 +128,7 @@ class Dropout(Module):
 
     ``layer(x, random_key)`` takes the keys of the samples, ``batch.get("random_key")`` int32 (B,), where B is the first axis
     of ``x``. Which elements are dropped depends on the key, on ``name`` and on the element's place in its sample alone, so
-    it is the same on every framework and for every number of ranks: see ``core.noise``. Give each layer of a network a
+    it is the same on every framework and for every number of ranks: see ``core.network.noise``. Give each layer of a network a
     name of its own. In evaluation and with ``p`` 0 the input itself is returned, and the key may be None.
 
     Raises (from a call in training with ``p`` > 0):

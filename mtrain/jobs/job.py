@@ -149,7 +149,7 @@ def carry_out(hosts: "OnlyHost | Leader") -> Result:
     hosts.check(plan)
     if hosts.brief.mode == PREFLIGHT_ONLY:
         return Result(code=0, text="")
-    # Trials take minutes, so what refuses the job comes before them.
+    # On one host trials take minutes here, so what refuses the job comes before them. Several hosts have run theirs before they met.
     is_settled = _settle_micro_batch(hosts, plan)
     created = hosts.create(where)
     # The plan holds both, and ranks read the micro batch from the spec that is written with it.

@@ -51,7 +51,6 @@ def restore(environ: Mapping[str, str]) -> dict[str, str]:
     Raises:
         OSError: the starter has ended, or runs under another account.
     """
-    # Through ``/proc``, which only the same account and root can do.
     stored = Path(environ[VARIABLE]).read_bytes()
     pairs = (os.fsdecode(entry).partition("=") for entry in stored.split(b"\0") if entry)
     restored = {name: value for name, _, value in pairs} | dict(environ)

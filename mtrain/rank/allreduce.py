@@ -7,9 +7,8 @@ from typing import Any
 import numpy as np
 
 from mtrain.core import binding, ops
-from mtrain.core.completeness import check_session
 from mtrain.core.interfaces import RankSession
-from mtrain.core.ranks.arithmetic import check_arithmetic
+from mtrain.core.ranks.arithmetic import check_ranks
 from mtrain.core.record_files import SUMMARY, write_json
 from mtrain.rank import process
 from mtrain.spec.resolved import Resolved
@@ -31,8 +30,7 @@ def allreduce(resolved: Resolved, run_folder: RunFolder, *, leave: process.Leavi
     binding.bind(backend.nn, backend.ops)
     with backend as session:
         try:
-            check_session(session, backend=backend, name=resolved.spec.backend.name)
-            check_arithmetic(session, backend=backend, name=resolved.spec.backend.name)
+            check_ranks(session, backend=backend, name=resolved.spec.backend.name)
             summary = _time_sums(session, began=began)
         except BaseException as error:
             leave(error)

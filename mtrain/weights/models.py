@@ -41,7 +41,7 @@ def expect(
     """Return the state of ``model`` for the number of classes in ``file``; None if the model cannot be outlined.
 
     If nothing in the file depends on the number of classes, the state is that for one class. ``pruned``: sizes of
-    layers that differ from the model's own, see ``core.pruned``.
+    layers that differ from the model's own, see ``core.network.pruned``.
 
     Raises:
         PluginError: There is no such model.

@@ -39,7 +39,7 @@ class Question:
     policy: str | None = None
     """The ``plugins.toml`` of the spec."""
     pruned: Mapping[str, Sequence[int]] | None = None
-    """The sizes of a pruned network, see ``core.pruned``."""
+    """The sizes of a pruned network, see ``core.network.pruned``."""
 
 
 def question_of(spec: "Spec", *, classes: int) -> Question:

@@ -76,7 +76,7 @@ def named_extras(tree: ast.AST) -> set[str]:
         if (
             isinstance(node, ast.Call)
             and isinstance(node.func, ast.Attribute)
-            and node.func.attr in ("install", "need")
+            and node.func.attr in ("install", "require")
         ):
             given = [word.value for word in node.keywords if word.arg == "extra"] or node.args[:1]
             if isinstance(node.func.value, ast.Name) and node.func.value.id == "remedies" and given:

@@ -24,7 +24,7 @@ class Average:
         Args:
             names: Names of the averaged tensors in the order of the model.
             live: The model's own tensors; they keep changing as it trains.
-            shares: Maps the number of an update to (keep, take), see ``core.recipe.ema_shares``.
+            shares: Maps the number of an update to (keep, take), see ``core.update.recipe.ema_shares``.
             aliases: Further names of tied tensors: alias -> name.
         """
         self._aliases = aliases or {}

@@ -61,7 +61,7 @@ class Channel:
             peer.wait_at_most(timeout_s)
 
     def all_gather(self, value: T) -> list[T]:
-        """Return the values of all ranks, ordered by rank; ``core.serialization`` lists the types that can be sent.
+        """Return the values of all ranks, ordered by rank; ``core.ranks.serialization`` lists the types that can be sent.
 
         Raises:
             PeerLost: Another rank has ended, or did not come in time.

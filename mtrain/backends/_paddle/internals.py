@@ -6,6 +6,7 @@ there and not in a job. Differences between Paddle 2.6 and 3 are in ``paddle2_co
 
 import atexit
 import ctypes
+import math
 import operator
 import os
 import socket
@@ -52,6 +53,12 @@ def norm(tensors: Sequence[Tensor]) -> Tensor:
     for tensor in tensors:
         total = total + _KERNELS.squared_l2_norm(tensor).astype("float64").reshape([])
     return total.sqrt()
+
+
+def length(tensor: Tensor) -> float:
+    """Return the L2 norm of one tensor; waits for the device."""
+    # One kernel: a rule that asks for the length of every array has no time for the others of ``norm``.
+    return math.sqrt(_KERNELS.squared_l2_norm(tensor).item())
 
 
 def put_along_axis(x: Tensor, indices: Tensor, values: Tensor, axis: int, reduce: Any) -> Tensor:

@@ -287,7 +287,7 @@ class GELU(Layer):
 
 
 class Dropout(Layer):
-    """See ``core/nn.pyi``; the words are those of ``core.noise``, computed with int32, which wraps around as uint32 does."""
+    """See ``core/nn.pyi``; the words are those of ``core.network.noise``, computed with int32, which wraps around as uint32 does."""
 
     def __init__(self, p: float = 0.5, *, name: str) -> None:
         super().__init__()

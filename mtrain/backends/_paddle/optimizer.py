@@ -1,4 +1,4 @@
-"""The Paddle engine's optimizer: the primitives of ``core.update.UpdateOrder`` on Paddle tensors."""
+"""The Paddle engine's optimizer: the primitives of ``core.update.order.UpdateOrder`` on Paddle tensors."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -253,7 +253,7 @@ def send_metrics(
 
 
 class PaddleMasking(Masking[Tensor]):
-    """See ``core.masking.Masking``."""
+    """See ``core.update.masking.Masking``."""
 
     @override
     def _ones(self, tensor: Tensor) -> Tensor:

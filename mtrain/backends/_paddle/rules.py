@@ -90,7 +90,7 @@ class _Composed(ABC):
     def _step(
         self, piece: GradientPiece, x: Tensor, moments: list[Tensor], learning_rate: float, momentum: float
     ) -> None:
-        """Update the weights ``x`` of a piece and its moments, which are in the order of ``core.recipe.MOMENTS``."""
+        """Update the weights ``x`` of a piece and its moments, which are in the order of ``core.update.recipe.MOMENTS``."""
 
 
 class Sgd(_Composed):
@@ -218,7 +218,7 @@ class Lamb(_Composed):
             array = self._parameters.span(place, place + 1)
             step = internals.view(steps, start, start + array.size)
             start += array.size
-            lengths = float(internals.norm([array])), float(internals.norm([step]))
+            lengths = internals.length(array), internals.length(step)
             ratio = lengths[0] / lengths[1] if lengths[0] > 0 and lengths[1] > 0 else 1.0
             add_(array, -learning_rate * ratio, step)
 

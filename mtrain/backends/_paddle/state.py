@@ -37,7 +37,7 @@ def fill(targets: Mapping[str, Tensor], values: Mapping[str, Array], *, what: st
 
 
 def check_equal_start(model: Layer, collective: PaddleCollective) -> None:
-    """Refuse to start if ranks hold different weights, see ``core.state_checks``; every rank must call."""
+    """Refuse to start if ranks hold different weights, see ``core.state.checks``; every rank must call."""
     if collective.size > 1:
         own = ((name, to_numpy(tensor)) for name, tensor in model.state_dict().items())
         state_checks.check_equal_start(collective, state_checks.fingerprint(own))

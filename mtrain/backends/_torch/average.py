@@ -20,7 +20,7 @@ class Average:
         Args:
             names: Names of the tensors in ``live``, in the same order.
             live: The model's own tensors; they keep changing as it trains.
-            shares: Maps the number of an update to (keep, take), see ``core.recipe.ema_shares``.
+            shares: Maps the number of an update to (keep, take), see ``core.update.recipe.ema_shares``.
         """
         self.names = names
         self.live = live

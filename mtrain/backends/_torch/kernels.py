@@ -45,7 +45,7 @@ def normalize(  # noqa: PLR0913 - those of a BatchNorm
 
 
 class _KernelNormalize(torch.autograd.Function):
-    """Autograd function for y = act((x - mean) / sqrt(var + eps) * weight + bias); see ``batchnorm._KernelNormalize``."""
+    """Autograd function for y = act((x - mean) / sqrt(var + eps) * weight + bias); see ``batchnorm._Normalize``."""
 
     @staticmethod
     def forward(

@@ -121,7 +121,7 @@ class BatchNorm2d(torch.nn.BatchNorm2d):
 
 
 class Dropout(Module):
-    """See ``core/nn.pyi``; the words are those of ``core.noise``, computed with int32, which wraps around as uint32 does."""
+    """See ``core/nn.pyi``; the words are those of ``core.network.noise``, computed with int32, which wraps around as uint32 does."""
 
     def __init__(self, p: float = 0.5, *, name: str) -> None:
         super().__init__()

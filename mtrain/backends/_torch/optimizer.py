@@ -335,7 +335,7 @@ def _download(vector: Tensor) -> Callable[[], Array]:
 
 
 class TorchMasking(Masking[Tensor]):
-    """See ``core.masking.Masking``."""
+    """See ``core.update.masking.Masking``."""
 
     @override
     def _ones(self, tensor: Tensor) -> Tensor:

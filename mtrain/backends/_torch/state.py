@@ -46,7 +46,7 @@ def fill(targets: Mapping[str, Tensor], values: Mapping[str, Array], *, what: st
 
 
 def check_equal_start(model: nn.Module, collective: TorchCollective) -> None:
-    """Refuse to start if ranks hold different weights, see ``core.state_checks``; every rank must call."""
+    """Refuse to start if ranks hold different weights, see ``core.state.checks``; every rank must call."""
     if collective.size > 1:
         own = ((name, on_host(tensor)) for name, tensor in model.state_dict().items())
         state_checks.check_equal_start(collective, state_checks.fingerprint(own))

@@ -58,4 +58,4 @@ class Capabilities:
     """What ``session.follow`` of a script calls. Every rank must call. None: the session cannot."""
     stream: StreamState | None = None
     """Returns what ``RankSession.state`` returns, array by array and on rank 0 alone. None: the session holds whole states
-    only; ``core.streams.stream_of`` then makes a stream of one. One stream is read at a time."""
+    only; ``core.state.streams.stream_of`` then makes a stream of one. One stream is read at a time."""

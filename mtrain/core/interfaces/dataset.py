@@ -86,7 +86,7 @@ class Loader(Protocol):
 
         Each holds ``epoch`` (int64, shape (1,)), for models whose training changes over the epochs. In training it also
         holds ``random_key`` (int32, one for each sample), from which ``nn.Dropout`` makes its random bits: see
-        ``core.noise``.
+        ``core.network.noise``.
         """
         ...
 

@@ -118,7 +118,7 @@ class Model(Protocol):
     """Whether its losses can be computed in float64. If not, a job in that precision is refused, and the kit tests in float32."""
     spans_ranks: ClassVar[bool] = False
     """Whether its losses use the collective that ``build`` receives. Ranks then compute one shard in each pass, see
-    ``core.sampler.Shares``."""
+    ``core.samples.sampler.Shares``."""
     imitates: ClassVar[Sequence[str]] = ()
     """What its network can imitate of a teacher, and show to a student: ``outputs``, ``features`` or both.
 

@@ -9,7 +9,7 @@ from mtrain.core.interfaces.tensors import Precision
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Quantise:
-    """How layers learn to compute with 8 bits; see ``core.quantising``."""
+    """How layers learn to compute with 8 bits; see ``core.network.quantising``."""
 
     start: int = 0
     """The first update, from 0, that observes the ranges of inputs; the next ones round weights and inputs."""
@@ -21,7 +21,7 @@ class Quantise:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pruning:
-    """Zeros and an L1 penalty while training; see ``core.masking``. ``Rates.sparsity`` has the schedule."""
+    """Zeros and an L1 penalty while training; see ``core.update.masking``. ``Rates.sparsity`` has the schedule."""
 
     sparsity: float = 0.0
     """Share of each pruned array that is 0 at the end; 0: there are no masks."""
@@ -95,7 +95,7 @@ class Recipe:
     accumulate: int = 1
     """Forward passes of each rank per update."""
     shards: int | None = None
-    """Equal parts of each micro batch of the job, which the ranks share out: see ``core.sampler.Shares``. None: one per
+    """Equal parts of each micro batch of the job, which the ranks share out: see ``core.samples.sampler.Shares``. None: one per
     rank."""
     precision: Precision = "fp32"
     """Number type of the forward and backward pass. ``fp64`` serves to show that two backends compute the same."""
@@ -106,7 +106,7 @@ class Recipe:
     ema_ramp: float = 2000.0
     """Length of the decay's rise in updates: after update k it is ``ema_decay * (1 - exp(-k / ema_ramp))``; 0: none."""
     ema_rule: Literal["ramp", "threshold"] = "ramp"
-    """Formula by which the decay rises: see ``core.recipe.ema_shares``."""
+    """Formula by which the decay rises: see ``core.update.recipe.ema_shares``."""
     sync_batchnorm: bool = False
     quantise: Quantise | None = None
     """None: no layer is rounded."""
@@ -114,7 +114,7 @@ class Recipe:
     """None: no weight is set to 0 and no penalty is applied."""
     recompute: Sequence[str] = ()
     """Regexes of names of submodules whose inner results are computed again in the backward pass; see
-    ``core.recomputing``. Of submodules inside each other only the outermost is."""
+    ``core.network.recomputing``. Of submodules inside each other only the outermost is."""
     channels_last: bool = False
     kernels: Literal["auto", "framework"] = "auto"
     """``auto``: mtrain's own kernels where they can be used; ``framework``: the framework's alone."""

@@ -21,9 +21,9 @@ class State:
     weights: Mapping[str, Array] = field(default_factory=dict)
     """Parameters and buffers. Where buffers differ between ranks, rank 0's are taken."""
     ema: Mapping[str, Array] = field(default_factory=dict)
-    """Averaged parameters and float buffers but ``core.quantising.RANGE``; empty without EMA."""
+    """Averaged parameters and float buffers but ``core.network.quantising.RANGE``; empty without EMA."""
     moments: Mapping[str, Array] = field(default_factory=dict)
-    """``<moment>/<parameter name>``, see ``core.recipe.MOMENTS``."""
+    """``<moment>/<parameter name>``, see ``core.update.recipe.MOMENTS``."""
     counters: dict[str, float] = field(default_factory=dict)
     """``updates`` (optimizer steps taken), ``skipped``, ``skipped_in_a_row``, ``loss_scale``, ``loss_scale_age``."""
 

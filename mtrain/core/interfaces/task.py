@@ -143,7 +143,7 @@ class TaskKind(Protocol):
 
     Models and data sets name it as their ``kind``. Its class derives from ``mtrain.tasks.base.TaskBase``, which has a
     default of every member here but ``images``; importing it imports no framework and no image library, because
-    every reading of a spec needs ``sections``. Construct one only through ``rank.assembly``.
+    every reading of a spec needs ``sections``. Construct one only through ``rank.spec.assembly``.
     """
 
     Options: type[BaseModel]

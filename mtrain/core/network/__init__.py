@@ -1,1 +1,1 @@
-"""What is done to a network: quantised, pruned and recomputed blocks, its random bits, varied copies of its input."""
+"""What is done to a network: quantised, pruned and recomputed blocks, its random bits."""

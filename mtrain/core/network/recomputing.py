@@ -6,9 +6,9 @@ runs a block twice; the classes here see to it that the second pass finds what t
 * It gets copies of the buffers as they were before the first pass. So running statistics move once.
 * It exchanges nothing: what the first pass gathered from the other ranks is used again. So ranks need not agree on the order
   in which their backward passes recompute.
-* It does not observe the ranges of inputs (``core.quantising``).
+* It does not observe the ranges of inputs (``core.network.quantising``).
 
-Dropout of mtrain's models repeats by itself (``core.noise``); the frameworks' functions restore the random generators for
+Dropout of mtrain's models repeats by itself (``core.network.noise``); the frameworks' functions restore the random generators for
 the dropout of users' own models.
 """
 

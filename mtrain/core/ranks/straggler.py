@@ -3,7 +3,7 @@
 A rank that is slower than the others comes last to every exchange: it waits for nobody, and all others wait for it. What the
 exchange itself takes is in the waits of all, so only differences between ranks count. The ranks compare their waits every few
 seconds, at updates that follow from numbers which all of them have. No collective of its own is needed: the waits ride in two
-numbers of the vector that every update exchanges anyhow (``core.agreement``), those of ``GROUP`` ranks at a time, so that an
+numbers of the vector that every update exchanges anyhow (``core.ranks.agreement``), those of ``GROUP`` ranks at a time, so that an
 update costs the same with any number of ranks.
 """
 

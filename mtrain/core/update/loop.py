@@ -1,6 +1,6 @@
 """The training loop: a generator of micro batches that counts, agrees with the other ranks, reports, evaluates and saves.
 
-Two drivers take its micro batches: ``core.trainer`` for the job of a spec, and the user's script for ``mtrain.session``. For
+Two drivers take its micro batches: ``core.update.trainer`` for the job of a spec, and the user's script for ``mtrain.session``. For
 each micro batch they call the model and give its loss to ``Loop.use``. An update is finished when the next micro batch is
 asked for, so that a script may evaluate after it.
 """

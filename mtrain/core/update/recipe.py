@@ -233,7 +233,7 @@ def quantise(section: QuantiseSpec) -> Quantise:
 def make_recipe(spec: Spec, *, size: int) -> Recipe:
     """Return every setting of the spec that affects weights or gradients, for ``size`` ranks.
 
-    ``train.precision: auto`` counts as fp32 here: the ranks decide it, before they call (``rank.precision``).
+    ``train.precision: auto`` counts as fp32 here: the ranks decide it, before they call (``rank.spec.precision``).
 
     Raises:
         SpecError: the global batch does not divide among the ranks.

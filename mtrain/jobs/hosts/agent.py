@@ -12,8 +12,8 @@ do         fields                                                      answer
 names      base, name                                                  names: existing folders ``name``, ``name-2`` ...
 port       address                                                     port: one that is free at ``address`` just now
 check      spec, size, training, resumed, cwd                          notes: those of ``job_checks.check`` on this host
-prepare    run_dir, log_dir, node, files (``messages.pack_files``), cwd, wait_s,    empty; the folder was made, locked and written, and
-           metrics (``MetricsPlace`` or null)                          the port for Prometheus is open
+prepare    run_dir, log_dir, node, files (``messages.pack_files``),    empty; the folder was made, locked and written, and
+           cwd, wait_s, metrics (``MetricsPlace`` or null)             the port for Prometheus is open
 resume     given, base, name, copy_to, cwd, own_node                   run, checkpoint; see ``fetch.fetch_resume``. The
                                                                        folder is locked before the checkpoint is chosen
 newest     none                                                        checkpoint: path of the newest intact one or null

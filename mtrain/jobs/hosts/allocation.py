@@ -88,9 +88,8 @@ def refuse_unread(environ: Mapping[str, str], *, registry: Registry) -> None:
 
 
 def _shows_several(environ: Mapping[str, str], variable: str, form: str) -> bool:
-    value = environ.get(variable, "")[
-        :MAX_READ
-    ]  # Anybody may set a variable to anything, and forms are searched in it.
+    # Anybody may set a variable to anything, and forms are searched in it.
+    value = environ.get(variable, "")[:MAX_READ]
     if value and variable.endswith("FILE"):  # of hosts, one of which may have several lines
         file, value = value, ""
         with suppress(OSError, ValueError):  # A shell that left its job may still have the variable, but not the file.

@@ -1,6 +1,6 @@
 """The hosts of an elastic job: some may be lost and others come while it runs, and it goes on with those that are there.
 
-What the job computes does not depend on them (``jobs.elastic``), so each change of hosts is one more attempt from the
+What the job computes does not depend on them (``jobs.plan.elastic``), so each change of hosts is one more attempt from the
 newest checkpoint. Where hosts come, or leave because they were asked to end, that checkpoint is written for the purpose
 and no update is repeated. Where hosts are lost, the updates since the newest checkpoint are.
 """

@@ -88,6 +88,7 @@ class Leader:
 
     def __post_init__(self) -> None:
         self._expected = ExpectedHosts(required=self._required_with, address_of=self._address_of)
+        self._here = here(self.brief.loaded)
 
     def lead(self, steps: "Callable[[Leader], Result]") -> Result:
         """Take the steps of the job to its end, and tell all hosts how it ended.
@@ -190,7 +191,7 @@ class Leader:
         if self.trials is not None:
             self.trials.also_on([int(member.hello["free_bytes"]) for member in self._members.values()])
         settled = micro_batch.settle(self.brief.loaded, plan, note=note, trials=self.trials)
-        note(settled.notes[-1])
+        self.display.note(settled.notes[-1])
         return settled
 
     def create(self, where: Where) -> Where:
@@ -253,7 +254,7 @@ class Leader:
         return address_that_others_use(member.host, member.hello, interface=self.brief.spec.cluster.interface)
 
     def _plan(self, survey: Survey, where: Where) -> Plan:
-        machine = survey.machine(here(self.brief.loaded), interface=self.brief.spec.cluster.interface)
+        machine = survey.machine(self._here, interface=self.brief.spec.cluster.interface)
         return make_plan(
             self.brief.loaded, run_dir=where.run, resume=where.checkpoint, machine=machine, mode=self.brief.mode
         )

@@ -49,7 +49,7 @@ def run_job(
         UsageError: a package of a plugin is missing.
     """
     plugin_packages.check(loaded.job, is_script=loaded.script is not None)
-    brief = Brief(loaded=loaded, mode=mode, name=run_dir.name, start_from=checkpoint, quiet=quiet)
+    brief = Brief(loaded=loaded, mode=mode, name=run_dir.name, quiet=quiet)
     return run_plan(brief, make_plan(loaded, run_dir=run_dir, resume=checkpoint, mode=mode), stream=stream)
 
 

@@ -4,6 +4,6 @@
 ``choices``: the file of a run folder that says what was chosen. ``load``: the spec of the job that goes on. ``compare``:
 what differs from the spec of the run, in words. ``check``: whether a checkpoint fits the job.
 
-Ranks compare the samples themselves (``core/resumed_samples``), and copy checkpoints (``weights/backup``): they import
+Ranks compare the samples themselves (``core/samples/resumed_samples``), and copy checkpoints (``weights/backup``): they import
 nothing of this folder.
 """

@@ -142,7 +142,7 @@ class HostCommand:
         return events
 
     def obey(self, message: Mapping[str, Any]) -> None:
-        """Carry out "save", "stop" or "end", see ``agent.py``; other messages are not for a command."""
+        """Carry out "save", "stop" or "end", see ``jobs/hosts/agent.py``; other messages are not for a command."""
         if message["do"] == "save":
             processes.send(self._rank_processes(), signal.SIGUSR1)
         elif message["do"] == "stop":

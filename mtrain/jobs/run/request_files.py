@@ -45,7 +45,7 @@ def write_folder(loaded: "Loaded", plan: Plan) -> dict[str, str]:
     texts = {place(path): text for path, text in texts.items()}
     runfolder.keep_private()
     run.make()
-    _write(texts, plan.run_dir)
+    _write(texts, plan.run_dir, drops_pending=not is_resumed)
     spec_file = place(run.spec_json)
     return {spec_file.name: texts[spec_file]}
 
@@ -59,11 +59,11 @@ def write_spec(loaded: "Loaded", folder: Path) -> None:
     _write(_spec_texts(loaded, RunFolder(folder)), folder)
 
 
-def _write(texts: Mapping[Path, str], folder: Path) -> None:
+def _write(texts: Mapping[Path, str], folder: Path, *, drops_pending: bool = False) -> None:
     try:
         for path, text in texts.items():
-            # A pending file that a refused job has left would be read in place of this one.
-            runfolder.pending(path).unlink(missing_ok=True)
+            if drops_pending:  # What a refused job has left would be read in place of this one.
+                runfolder.pending(path).unlink(missing_ok=True)
             outputs.write_text(path, text)
     except OSError as error:
         raise UsageError(f"{folder}: cannot be written to: {error.strerror or error}") from error

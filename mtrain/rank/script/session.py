@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from mtrain.core.checkpoint.sharing import load_everywhere
-from mtrain.core.completeness import check_session
 from mtrain.core.evaluate import interruptible
 from mtrain.core.interfaces import Backend, Collective, Progress, RankSession
-from mtrain.core.ranks.arithmetic import check_arithmetic
+from mtrain.core.ranks.arithmetic import check_ranks
 from mtrain.data import trees
 from mtrain.data.objects import seeded_sample
 from mtrain.errors import Interrupted, ScriptError
@@ -69,8 +68,7 @@ def session(*, framework: str | None = None, reporters: Sequence[Any] = ()) -> I
         job.take_back()
         backend = job.resolved.backend
         rank = stack.enter_context(backend)
-        check_session(rank, backend=backend, name=job.spec.backend.name)
-        check_arithmetic(rank, backend=backend, name=job.spec.backend.name)
+        check_ranks(rank, backend=backend, name=job.spec.backend.name)
         if job.spec.report.times_waits(rank.collective.size):
             rank.capabilities.time_waits()
         current = Session(job, backend, rank, reporters)

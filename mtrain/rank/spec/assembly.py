@@ -11,7 +11,6 @@ import numpy as np
 
 from mtrain.core import binding
 from mtrain.core.collective import OneShardOnly
-from mtrain.core.completeness import check_session
 from mtrain.core.evaluate import Augmented, evaluate, interruptible, narrowing
 from mtrain.core.interfaces import (
     Array,
@@ -33,7 +32,7 @@ from mtrain.core.network import pruned
 from mtrain.core.network.noise import KeyedLoader
 from mtrain.core.network.quantising import is_range
 from mtrain.core.network.recomputing import blocks_to_compile, patterns
-from mtrain.core.ranks.arithmetic import check_arithmetic
+from mtrain.core.ranks.arithmetic import check_ranks
 from mtrain.core.samples.sampler import Drawn, Padded, Shares, Shuffled
 from mtrain.core.state.streams import stream_of
 from mtrain.core.update.recipe import check_frozen, make_recipe, shares_of
@@ -228,8 +227,7 @@ def assemble(
         binding.bind(backend.nn, backend.ops)
         # The ranks meet when the backend is entered; an error is recorded before it is left, so before other ranks notice.
         with backend as session, _left_by(leave):
-            check_session(session, backend=backend, name=resolved.spec.backend.name)
-            check_arithmetic(session, backend=backend, name=resolved.spec.backend.name)
+            check_ranks(session, backend=backend, name=resolved.spec.backend.name)
             if resolved.spec.report.times_waits(session.collective.size):
                 session.capabilities.time_waits()
             check_device(resolved.spec, backend, session)

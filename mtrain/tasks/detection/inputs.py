@@ -29,7 +29,7 @@ Drawn = tuple[NDArray[np.float32], ScalePad]
 Key = tuple[int, int, int]
 """Epoch, update of the epoch, index of the sample: the values on which a sample may depend besides the seed.
 
-The index of a repetition is higher by a multiple of the number of images: see ``core.sampler.Drawn``.
+The index of a repetition is higher by a multiple of the number of images: see ``core.samples.sampler.Drawn``.
 """
 
 

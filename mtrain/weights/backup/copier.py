@@ -137,7 +137,7 @@ class Copier(Copies):
 
     @override
     def start(self) -> None:
-        with self._lock, contextlib.suppress(OSError):  # ``written`` tries again
+        with self._lock, contextlib.suppress(OSError):  # ``add`` tries again
             self._start()
 
     @override

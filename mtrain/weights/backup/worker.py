@@ -75,7 +75,7 @@ class Copying:
         """Copy until the process ends."""
         # Libraries of storage take seconds to load: they do so while the first checkpoint is not there yet.
         with contextlib.suppress(MtrainError):  # told with the first checkpoint
-            StorageFolder(self._settings.address).check_package()  # loads the library, which takes seconds
+            StorageFolder(self._settings.address).check_package()
         while True:
             asked = self._ask_storage.get()
             started, self._name = time.perf_counter(), asked["name"]

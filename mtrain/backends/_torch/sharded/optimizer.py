@@ -30,7 +30,7 @@ class PartsOptimizer(TorchOptimizer):
     parts: Parts
 
     def _use_parts(self, cut: Mapping[str, Part], publish: Callable[[], None] = nothing) -> None:
-        """Put rules and average on parts, and set ``parts`` before; ``publish``: see ``PartsAverage``."""
+        """Put rules and average on parts; ``parts`` must be set before; ``publish``: see ``PartsAverage``."""
         recipe, rank = self._recipe, self._collective.rank
         if recipe.native_optimizer is not None:
             (names,), (held,) = self.groups, self._parameters

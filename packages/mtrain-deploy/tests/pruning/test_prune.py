@@ -112,6 +112,7 @@ def test_a_smaller_network_resumes_and_is_exported_on_every_backend(folder, alon
         (["--target", "0.5"], "give --run FOLDER"),
         (["--run", "runs/none", "--target", "0.5"], "no such run folder"),
         (["--run", "runs/net", "--target", "0"], "target"),
+        (["--checkpoint", "runs/net/spec.yml", "--target", "0.5"], "spec.yml: is no folder"),
     ],
 )
 def test_what_cannot_be_pruned_is_refused_in_a_sentence(folder, arguments, message):

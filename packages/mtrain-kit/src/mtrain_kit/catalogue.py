@@ -148,7 +148,7 @@ ON_RANKS: Mapping[Check, Callable[[Site], list[Measure]]] = {
         id="start.equal",
         claim="Ranks start from the given weights, and none continues with others.",
         means="every rank trains a model of its own.",
-        look="RankSession.prepare, RankSession.restore (core.state_checks.check_equal_start)",
+        look="RankSession.prepare, RankSession.restore (core.state.checks.check_equal_start)",
     ): learning.starts_equal,
     **_learning(),
     Check(

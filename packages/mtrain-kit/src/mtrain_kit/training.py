@@ -95,7 +95,7 @@ def start_training(session: RankSession, recipe: Recipe, *, taught: bool = False
         return built[0]
 
     model, optimizer = session.prepare(build_and_note, recipe)
-    if taught:  # as ``rank.teaching.attach`` does: the teacher is given to the module that ``build`` has made
+    if taught:  # as ``rank.spec.teaching.attach`` does: the teacher is given to the module that ``build`` has made
         built[0].imitation = Imitation(teacher=nn.frozen(build(), teacher_weights, like=built[0]))
     session.restore(model, optimizer, State(weights=weights_for(recipe.precision)))
     return model, optimizer

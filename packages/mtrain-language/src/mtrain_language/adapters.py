@@ -87,7 +87,7 @@ def attach(module: Any, options: LoraOptions) -> Any:
         raise SpecError(f"model.options.lora: peft cannot adapt the model: {error}") from error
     # peft leaves only its own arrays trainable, so these are the names of the adapters.
     own = {name for name, parameter in module.named_parameters() if parameter.requires_grad}
-    module.register_state_dict_post_hook(_ModuleToSave(frozenset(own)))
+    module.register_state_dict_post_hook(_KeepTrained(frozenset(own)))
     return module
 
 
@@ -111,7 +111,7 @@ def _is_in(target: str, names: Sequence[str]) -> bool:
     return any(name == target or name.endswith(f".{target}") for name in names)
 
 
-class _ModuleToSave:
+class _KeepTrained:
     """A hook of ``state_dict`` that leaves in it what is trained, so that everything made from it holds nothing else."""
 
     def __init__(self, names: frozenset[str]) -> None:

@@ -24,7 +24,7 @@ def open_tokenizer(path: str | Path) -> Any:
 
 
 class Library:
-    """A tokenizer; see ``tokens.Tokenizer``. Texts come as UTF-8, and tokens go as int32, one text behind the other."""
+    """A tokenizer; see ``tokens.FromFile``. Texts come as UTF-8, and tokens go as int32, one text behind the other."""
 
     def __init__(self, path: str) -> None:
         self._tokenizer = open_tokenizer(path)

@@ -144,7 +144,6 @@ def _another_order(a: Trace, b: Trace, place: int) -> str:
 def _read_again(a: Trace, b: Trace) -> str:
     """Name a side that alone repeats samples before it has read as many as the data have; empty where there is none."""
     for (side, trace), (rest, other) in itertools.permutations((("B", b), ("A", a))):
-        # The side that repeats nothing shows how many samples the data have.
         found, is_again = _epoch(other)
         # The side that repeats nothing shows how many samples the data have.
         once, read = len(found) - is_again, Counter[str]()

@@ -236,6 +236,21 @@ def test_what_a_service_refuses_is_dropped_and_a_refused_opening_ends_all():
     assert isinstance(refused.refused, ValueError)
 
 
+def test_a_tracker_that_lacks_a_package_of_its_store_is_named_with_its_extra(tmp_path, monkeypatch):
+    """MLflow imports what a store needs when its client is made."""
+
+    def make_client(tracking_uri: str | None) -> None:
+        raise ModuleNotFoundError("No module named 'sqlalchemy'", name="sqlalchemy")
+
+    monkeypatch.setitem(sys.modules, "mlflow", SimpleNamespace(MlflowClient=make_client))
+    target = plugins.load("reporters", "mlflow")
+    run = ReportedRun(folder=tmp_path, rank=0, size=1, start_update=0, spec={})
+    with pytest.raises(
+        PluginError, match=r"mlflow: the package sqlalchemy is not installed; install it with: .*\[mlflow\]"
+    ):
+        target(target.Options(), run)
+
+
 @pytest.mark.parametrize("name", ["mlflow", "wandb", "visualdl"])
 def test_a_tracker_that_is_not_installed_is_named_with_its_extra(name, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, name, None)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from mtrain.commands.options import JobCommand, named_run, run_argument, spec_options, take_request, values_and_output
-from mtrain.errors import UsageError
+from mtrain.errors import CheckpointError, UsageError
 from mtrain.spec import terminal
 from mtrain.spec.request import SpecRequest
 from mtrain_deploy.pruning import REQUEST, RESULT, SAMPLES, SHARES, WEIGHTS, By
@@ -204,6 +204,10 @@ def _weights(request: PruneRequest) -> tuple[Path, "Source"]:
     found = find.find_weights("prune", run=request.run, checkpoint=request.checkpoint, weights=request.weights)
     if request.weights:
         return found.absolute(), request.spec.config
+    if not found.is_dir():
+        raise CheckpointError(
+            f"--checkpoint {found}: is no folder; give that of a checkpoint, or a file with -c SPEC --weights FILE"
+        )
     refuse_own(found, "prune: cuts the networks of model plugins")
     config = request.spec.config or load.find_spec(None, str(found))
     if config is None:

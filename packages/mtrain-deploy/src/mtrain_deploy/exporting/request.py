@@ -63,4 +63,5 @@ def refuse_target(out: Path, files: Sequence[Path], *, suffix: str, writer: str,
         raise UsageError(f"-o {out}: the folder {out.parent} does not exist; create it, or choose another name")
     existing = next((file for file in files if file.exists()), None)
     if existing is not None and not force:
-        raise UsageError(f"-o {out}: {existing} exists already; give --force to replace it, or another name")
+        which = "" if existing == out else f"{existing} "
+        raise UsageError(f"-o {out}: {which}exists already; give --force to replace it, or another name")

@@ -80,7 +80,7 @@ class Prunable:
         )
 
     def sizes(self, removed: Collection[int]) -> dict[str, list[int]]:
-        """Return the sizes of the layers that are smaller without the sets ``removed``, see ``core.pruned.Sizes``."""
+        """Return the sizes of the layers that are smaller without the sets ``removed``, see ``core.network.pruned.Sizes``."""
         sizes: dict[str, list[int]] = {}
         for name, layer in self.layers.items():
             kept_inputs, kept_outputs = self.what_stays(name, removed)

@@ -48,7 +48,7 @@ UNCOUNTED = (RuntimeError, NotImplementedError, ValueError)
 
 
 def is_counted(model: nn.Module) -> bool:
-    """Return whether this is a language model of transformers that asks ``core.likelihoods`` for its loss."""
+    """Return whether this is a language model of transformers that asks ``mtrain_language.likelihoods`` for its loss."""
     return likelihoods.ask(model) is not None and hasattr(model, "set_attn_implementation")
 
 

@@ -23,7 +23,7 @@ from mtrain_language.meshes.tensor_plan import Style
 def split_layers(model: nn.Module, plan: Mapping[str, Style]) -> frozenset[str]:
     """Return the layers of ``plan`` that compute logits of which each rank may keep a part.
 
-    They are the output layer of a model of transformers whose losses ask ``core.likelihoods``, or its parts; or none.
+    They are the output layer of a model of transformers whose losses ask ``mtrain_language.likelihoods``, or its parts; or none.
     """
     outputs = getattr(model, "get_output_embeddings", None)
     if likelihoods.ask(model) is None or outputs is None or (layer := outputs()) is None:

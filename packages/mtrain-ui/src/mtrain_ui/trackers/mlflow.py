@@ -54,7 +54,9 @@ class MLflow(Tracker):
     def __init__(self, options: Options, run: ReportedRun) -> None:
         super().__init__(options, run)
         environment.set_defaults(DEFAULTS)
-        self._client: Any = import_library("mlflow").MlflowClient(tracking_uri=options.tracking_uri)
+        self._client: Any = import_library(
+            "mlflow", lambda mlflow: mlflow.MlflowClient(tracking_uri=options.tracking_uri)
+        )
         self._id = ""
 
     def open(self) -> None:

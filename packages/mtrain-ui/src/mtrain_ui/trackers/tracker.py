@@ -4,7 +4,7 @@ import json
 import math
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -176,14 +176,14 @@ class Tracker(Reporter, ABC):
             self.send_checkpoint(folder, update)
 
 
-def import_library(name: str) -> Any:
-    """Return the library of a tracker, which is called as the reporter is.
+def import_library(name: str, make: Callable[[Any], Any] = lambda library: library) -> Any:
+    """Return the library of a tracker, which is called as the reporter is, or what ``make`` makes of it.
 
     Raises:
-        PluginError: it is not installed.
+        PluginError: it is not installed, or a package that it needs for that.
     """
     try:
-        return import_module(name)
+        return make(import_module(name))
     except ModuleNotFoundError as error:
         remedy = f"install it with: {remedies.install(f'mtrain-ui[{name}]')}"
         raise PluginError(f"report.reporters.{name}: the package {error.name} is not installed; {remedy}") from error
