@@ -104,7 +104,7 @@ def test_each_weight_belongs_to_one_unit() -> None:
 
 @pytest.mark.parametrize("by_sums", [False, True])
 def test_a_torch_whose_exchange_leaves_another_mean_is_refused(by_sums: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Up to 2.9, the mean of gloo was the sum: every gradient was twice too large on two ranks, without an error."""
+    """Up to 2.8, the mean of gloo was the sum: every gradient was twice too large on two ranks, without an error."""
     group = SimpleNamespace(rank=lambda: 0)
     mesh: Any = SimpleNamespace(
         get_group=lambda axis: group, size=lambda axis: 2, ndim=1, device_type="cpu", mesh_dim_names=("shard",)

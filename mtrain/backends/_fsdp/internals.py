@@ -16,7 +16,7 @@ from mtrain.backends._torch.internals import torch_version
 from mtrain.core.ranks.arithmetic import wrong_result
 from mtrain.errors import LaunchError
 
-TESTED = ("2.8.0", "2.10.0", "2.13.0")
+TESTED = ("2.8.0", "2.9.1", "2.10.0", "2.13.0")
 """Versions of torch with which these internals were tested; see docs/versions.md."""
 
 
@@ -72,9 +72,9 @@ def check_same_memory(pairs: Mapping[str, tuple[torch.Tensor, torch.Tensor]]) ->
 
 def _averages_by_sums(mesh: DeviceMesh) -> bool:
     """Return whether FSDP must divide gradients itself, since the mean of torch's collective is wrong."""
-    # Up to torch 2.9, gloo's reduce_scatter_tensor returns the sum for ReduceOp.AVG: every gradient would be too large by the
+    # Up to torch 2.8, gloo's reduce_scatter_tensor returns the sum for ReduceOp.AVG: every gradient would be too large by the
     # number of ranks, without an error.
-    return mesh.device_type == "cpu" and torch_version() < (2, 10)
+    return mesh.device_type == "cpu" and torch_version() < (2, 9)
 
 
 def forget_meshes() -> None:

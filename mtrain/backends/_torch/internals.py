@@ -24,7 +24,7 @@ from torch.utils._pytree import tree_leaves
 
 from mtrain.core.overriding import override
 
-TESTED = ("2.6.0", "2.7.1", "2.8.0", "2.10.0", "2.13.0", "2.14.1", "2.15.0")
+TESTED = ("2.6.0", "2.7.1", "2.8.0", "2.9.1", "2.10.0", "2.13.0", "2.14.1", "2.15.0")
 """Versions of torch with which these internals were tested; see docs/versions.md."""
 AnyBatchNorm = nn.modules.batchnorm._BatchNorm
 """The base of all of torch's BatchNorm layers."""
