@@ -194,7 +194,7 @@ def run(work: Callable[[StopRequest, Leaving], None], *, run_folder: RunFolder, 
     # The log first: whatever goes wrong from here on is found in it.
     _log_to(run_folder.rank_log(rank))
     end_with_parent()
-    attempts.join(mark, run_folder.path)
+    attempts.join(mark, run_folder.path, rank=rank)
     stop = StopRequest()
     stop.listen()
     leave = Leaving(run_folder, rank, attempt="" if mark is None else mark.attempt)

@@ -8,6 +8,7 @@ when the process that drew the mark dies.
 
 import fcntl
 import os
+import re
 import secrets
 import select
 import signal
@@ -30,6 +31,7 @@ FORMER_S = 20.0
 """Seconds that ranks of an earlier attempt may take to end."""
 MAX_LOCK_BYTES = 1 << 20
 """How much is read of the list of ranks in the file of their lock."""
+_LOCK_LINE = re.compile(r"[0-9]{1,19} [0-9]{1,19}( [0-9]{1,19})?")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,7 +70,7 @@ def read(environ: Mapping[str, str]) -> Mark | None:
 
 
 # ------------------------------------------------------------------------------------------------------------ in a rank
-def join(mark: Mark | None, run: Path) -> None:
+def join(mark: Mark | None, run: Path, *, rank: int = 0) -> None:
     """Take part in an attempt: end with its owner where there are several hosts, and hold the lock of the ranks."""
     if mark is None:
         return
@@ -79,7 +81,7 @@ def join(mark: Mark | None, run: Path) -> None:
     with suppress(OSError):  # no locks on this file system, or no room: the attempt must run all the same
         descriptor = os.open(_lock_file(run, mark.node), os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600)
         fcntl.flock(descriptor, fcntl.LOCK_SH)  # The descriptor stays open until this process ends.
-        os.write(descriptor, f"{os.getpid()} {_ticks(os.getpid())}\n".encode())
+        os.write(descriptor, f"{os.getpid()} {_ticks(os.getpid())} {rank}\n".encode())
 
 
 def _die_with(mark: Mark) -> None:
@@ -146,12 +148,28 @@ def _is_free(descriptor: int) -> bool:
 
 def _living_of(descriptor: int) -> list[int]:
     """Return the processes in the file of the lock that still live."""
-    ranks = []
-    for line in os.pread(descriptor, MAX_LOCK_BYTES, 0).decode(errors="replace").splitlines():
-        words = line.split()
-        if len(words) == 2 and all(word.isdigit() for word in words) and 0 < _ticks(int(words[0])) == int(words[1]):
-            ranks.append(int(words[0]))
-    return ranks
+    return [entry[0] for entry in _entries(descriptor) if 0 < _ticks(entry[0]) == entry[1]]
+
+
+def _entries(descriptor: int) -> list[tuple[int, ...]]:
+    """Return the lines of the file of the lock: process, its start in ticks, and its rank. Lines of others are left out."""
+    lines = os.pread(descriptor, MAX_LOCK_BYTES, 0).decode(errors="replace").splitlines()
+    found = (_LOCK_LINE.fullmatch(line) for line in lines)
+    return [tuple(int(word) for word in match[0].split()) for match in found if match]
+
+
+def read_ranks(run: Path, node: int | None) -> dict[int, tuple[int, ...]]:
+    """Return the ranks of the attempt on this host that have begun: rank -> process, and when that started in the kernel's ticks."""
+    try:
+        descriptor = os.open(_lock_file(run, node), os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
+    except OSError:
+        return {}
+    try:
+        return {entry[2]: entry[:2] for entry in _entries(descriptor) if len(entry) == 3}
+    except OSError:
+        return {}
+    finally:
+        os.close(descriptor)
 
 
 def _each(pids: list[int], action: Callable[[int], None]) -> None:

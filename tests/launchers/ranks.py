@@ -204,7 +204,7 @@ def main() -> int:
     with RUN.rank_log(RANK).open("a") as log:
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)
-    attempts.join(MARK, RUN.path)
+    attempts.join(MARK, RUN.path, rank=RANK)
     try:
         globals()[BEHAVIOUR]()
     except BaseException as error:
