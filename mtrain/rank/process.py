@@ -13,7 +13,7 @@ from types import FrameType
 
 from mtrain.errors import MtrainError
 from mtrain.spec import outputs
-from mtrain.system import attempts
+from mtrain.system import attempts, stacks
 from mtrain.system.failures import write_failure
 from mtrain.system.runfolder import RunFolder
 
@@ -193,6 +193,7 @@ def run(work: Callable[[StopRequest, Leaving], None], *, run_folder: RunFolder, 
     rank, mark = number(environ), attempts.read(environ)
     # The log first: whatever goes wrong from here on is found in it.
     _log_to(run_folder.rank_log(rank))
+    stacks.register(rank)
     end_with_parent()
     attempts.join(mark, run_folder.path, rank=rank)
     stop = StopRequest()
