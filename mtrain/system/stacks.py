@@ -32,6 +32,8 @@ ANSWER_S = 1.0
 READER_S = 10.0
 """Seconds that py-spy may take. Measured under load: 0.07 as a rule, 3.2 at most."""
 POLL_S = 0.005
+BEGINNING_S = 1.0
+"""Seconds in which a new process gets no signal: one that is about to execute another program would die of it."""
 MAX_BYTES = 256 * 1024
 """How much of a stack is read. faulthandler ends after 100 frames."""
 _FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+|\?\?\?) in (?P<function>.*)$')
@@ -160,6 +162,8 @@ def _at_signal(pid: int, descriptor: int) -> tuple[Frame, ...]:
         if time.monotonic() > deadline:
             raise _Unread("another process is asking it")
         time.sleep(POLL_S)
+    if _age_s(pid) < BEGINNING_S:
+        raise _Unread("it has just begun")
     _refuse_signal(_status(pid))
     os.ftruncate(descriptor, 0)
     try:
@@ -253,6 +257,15 @@ def _status(pid: int) -> dict[str, str]:
     except OSError:
         return {}
     return {name: value.strip() for name, _, value in (line.partition(":") for line in text.splitlines())}
+
+
+def _age_s(pid: int) -> float:
+    """Return for how many seconds a process has existed; infinity: it has ended."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+    except OSError:
+        return float("inf")
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - int(fields[19]) / os.sysconf("SC_CLK_TCK")
 
 
 def _mask(status: Mapping[str, str], name: str) -> int:

@@ -23,8 +23,9 @@ Fork = Callable[..., int]
 
 @pytest.fixture
 @starts_processes
-def fork() -> Iterator[Fork]:
+def fork(monkeypatch: pytest.MonkeyPatch) -> Iterator[Fork]:
     """Run a function in a fork of this process, registered as a rank; return its id once the function has begun."""
+    monkeypatch.setattr(stacks, "BEGINNING_S", 0.0)
     pids = []
 
     def start(work: Callable[[], object], *, rank: int | None = 0) -> int:
@@ -152,12 +153,25 @@ def test_a_stopped_process_is_read_from_outside_and_stays_stopped(fork: Fork) ->
 @pytest.mark.usefixtures("no_reader")
 @pytest.mark.parametrize("rank", [None, 0], ids=["never registered", "replaced by another program"])
 def test_a_process_that_would_die_of_the_signal_gets_none(fork: Fork, rank: int | None) -> None:
+    seen, closing = os.pipe()  # the executed program does not inherit it
     pid = fork(wait_in_sleep if rank is None else lambda: os.execvp("sleep", ["sleep", "60"]), rank=rank)
-    deadline = time.monotonic() + 30
-    while (stack := ask(pid)).how != "none":
-        assert time.monotonic() < deadline
+    os.close(closing)
+    if rank is not None:
+        assert os.read(seen, 1) == b""
+    stack = ask(pid)
     assert "mtrain did not take part in its start" in stack.why
     assert os.waitpid(pid, os.WNOHANG) == (0, 0)
+
+
+@pytest.mark.usefixtures("no_reader")
+def test_a_process_that_may_execute_another_program_at_once_gets_no_signal(
+    fork: Fork, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stacks, "BEGINNING_S", 60.0)
+    pid = fork(wait_in_sleep, rank=1)
+    assert (ask(pid).rank, ask(pid).why.partition(";")[0]) == (1, "it has just begun")
+    monkeypatch.setattr(stacks, "BEGINNING_S", 0.0)
+    assert ask(pid).how == "faulthandler"
 
 
 @pytest.mark.usefixtures("no_reader")
