@@ -37,12 +37,14 @@ class Optimizer(Protocol):
         """
         ...
 
-    def backward(self, loss: Tensor, *, retain_graph: bool = False) -> None:
+    def backward(self, loss: Tensor, *, retain_graph: bool = False, divisor: float = 1.0) -> None:
         """Add the gradient of ``loss``, divided by ``accumulate``, to what has been summed up so far.
 
         Args:
             loss: The mean over this micro batch.
             retain_graph: Another loss is computed from the same graph; only a user's script says so.
+            divisor: Of the whole update, with its last micro batch: all its gradients are divided by it after the exchange, before
+                the norm is taken. Only for a user's script that weighs micro batches is it not 1.
         """
         ...
 

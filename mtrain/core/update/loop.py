@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 from mtrain.core.interfaces import Batch, Progress, RankSession, Rates, Why
 from mtrain.core.network.noise import shard_seed
@@ -22,6 +22,9 @@ from mtrain.core.update.measures import Measures
 from mtrain.core.update.record import FinishedUpdate, UpdateRecord, check_finite
 from mtrain.core.update.stepping import MicroBatch, ReadLate, Stepper, all_rates, by_model
 from mtrain.errors import Interrupted
+
+Weights: TypeAlias = tuple[float, float]
+"""The factor of a loss, and by what the mean over micro batches and ranks is divided once the update's last one is known."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -240,27 +243,41 @@ class Loop(Iterator[MicroBatch]):
         elif self.micro.last:
             stepper.step()
 
-    def backward(self, stepper: Stepper, loss: Any, metrics: Mapping[str, Any], *, retain_graph: bool = False) -> None:
-        """Take a loss of the micro batch in hands; after the last one of an update, ``stepper`` must step or skip."""
+    def backward(
+        self,
+        stepper: Stepper,
+        loss: Any,
+        metrics: Mapping[str, Any],
+        *,
+        retain_graph: bool = False,
+        weights: Weights | None = None,
+    ) -> None:
+        """Take a loss of the micro batch in hands; after the last one of an update, ``stepper`` must step or skip.
+
+        ``weights``: the factor of the loss, and the divisor of the update; None: those of the shard's samples.
+        """
         assert self.micro is not None, "there is no micro batch to use"
         is_further = stepper.used
-        stepper.backward(loss, weight=self.micro.weight, retain_graph=retain_graph)
-        self._measure(metrics, is_further=is_further)
+        weight, divisor = weights or (self.micro.weight, 1.0)
+        stepper.backward(loss, weight=weight, retain_graph=retain_graph, divisor=divisor)
+        self._measure(metrics, (weight, divisor), is_further=is_further)
 
     def gradients_of(
-        self, stepper: Stepper, loss: Any, metrics: Mapping[str, Any], *, retain_graph: bool
+        self, stepper: Stepper, loss: Any, metrics: Mapping[str, Any], *, retain_graph: bool, weight: float
     ) -> Mapping[str, Any]:
         """Take a loss as ``backward`` does, and return its own gradients, see ``Optimizer.gradients``."""
         assert self.micro is not None, "there is no micro batch to use"
         is_further = stepper.used
-        own = stepper.gradients_of(loss, weight=self.micro.weight, retain_graph=retain_graph)
-        self._measure(metrics, is_further=is_further)
+        own = stepper.gradients_of(loss, weight=weight, retain_graph=retain_graph)
+        self._measure(metrics, (weight, 1.0), is_further=is_further)
         return own
 
-    def _measure(self, metrics: Mapping[str, Any], *, is_further: bool) -> None:
-        assert self.micro is not None
+    def _measure(self, metrics: Mapping[str, Any], weights: Weights, *, is_further: bool) -> None:
+        weight, divisor = weights
         for name, value in metrics.items():
-            self._measures.add(name, value, weight=self.micro.weight, is_further=is_further)
+            self._measures.add(name, value, weight=weight, is_further=is_further)
+            if divisor != 1:
+                self._measures.divide(name, divisor)
 
     def log(self, metrics: Mapping[str, Any]) -> None:
         """Add metrics to the record of the update in hands, without waiting for the device."""

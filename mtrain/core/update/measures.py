@@ -27,6 +27,10 @@ class Measures:
         else:
             values.append(value)
 
+    def divide(self, name: str, divisor: float) -> None:
+        """Divide all values of a metric so far."""
+        self._values[name] = [value / divisor for value in self._values[name]]
+
     @property
     def names(self) -> tuple[str, ...]:
         """Return the names of the metrics, in the order in which they are sent."""

@@ -99,6 +99,8 @@ class UpdateOrder(ABC, Generic[Gradients]):
         """Waits for the device, and returns the norm and the metrics of an update that it may still be computing."""
         self._averaged_gradients: Gradients | None = None
         """Gradients of the update in hands that are means over the ranks already, without the loss scale."""
+        self._divisor = 1.0
+        """By what the gradients of the update in hands are divided once they are exchanged, beside the loss scale."""
         self._restore_buffers: Callable[[], None] | None = None
         self.updates = 0
         self.skipped = 0
@@ -120,8 +122,9 @@ class UpdateOrder(ABC, Generic[Gradients]):
             with self._without_graph():
                 restore()
 
-    def backward(self, loss: Any, *, retain_graph: bool = False) -> None:
+    def backward(self, loss: Any, *, retain_graph: bool = False, divisor: float = 1.0) -> None:
         """See ``Optimizer.backward``."""
+        self._divisor = divisor
         if self._scaler.active:  # whether the update before was applied decides about the scale of this one
             self.settle()
         with self._backward_context():
@@ -140,14 +143,19 @@ class UpdateOrder(ABC, Generic[Gradients]):
     def _gradients_of(self, loss: Any, *, retain_graph: bool) -> Mapping[str, Any]:
         raise SpecError(NO_GRADIENTS_OF)
 
+    @property
+    def _scale(self) -> float:
+        """By how much the exchanged gradients are too large."""
+        return self._scaler.scale * self._divisor
+
     def _exchange_gradients(self) -> Gradients:
         """Return the means of the gradients over the ranks, without the loss scale; every rank must call."""
         if self._averaged_gradients is None:
             self.settle()
             self._exchange.finish()
             self._averaged_gradients = self._gradients()
-            if self._scaler.scale != 1:
-                self._multiply(self._averaged_gradients, 1 / self._scaler.scale)
+            if self._scale != 1:
+                self._multiply(self._averaged_gradients, 1 / self._scale)
         return self._averaged_gradients
 
     def step(self, rates: Rates, evaluate: Callable[[], float] | None = None) -> float:
@@ -186,7 +194,7 @@ class UpdateOrder(ABC, Generic[Gradients]):
         with self._without_graph(), self._backward_context() if self._recipe.own_order else nullcontext():
             # Each rank has the gradients of its own samples up to here. From here on all have the mean over the ranks, and whatever
             # follows is the same everywhere. Gradients at which a script has looked are means already, and may have been changed.
-            scale, looked_at, self._averaged_gradients = self._scaler.scale, self._averaged_gradients, None
+            scale, looked_at, self._averaged_gradients = self._scale, self._averaged_gradients, None
             if looked_at is None:
                 self._exchange.finish()
                 gradients = self._gradients()

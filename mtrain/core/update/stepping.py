@@ -75,9 +75,11 @@ class Stepper:
         """Whether it has gradients for an update that was neither made nor dropped."""
         return self.taken > 0 and not self.done
 
-    def backward(self, loss: Any, *, weight: float, retain_graph: bool = False) -> None:
-        """Take a loss of the micro batch in hands."""
-        kept = {"retain_graph": True} if retain_graph else {}
+    def backward(self, loss: Any, *, weight: float, retain_graph: bool = False, divisor: float = 1.0) -> None:
+        """Take a loss of the micro batch in hands; ``divisor``: see ``Optimizer.backward``."""
+        kept: dict[str, Any] = {"retain_graph": True} if retain_graph else {}
+        if divisor != 1:
+            kept["divisor"] = divisor
         self.optimizer.backward(loss if weight == 1 else loss * weight, **kept)
         self.taken += not self.used
         self.used = True

@@ -8,11 +8,12 @@ import numpy as np
 
 from mtrain.core.interfaces import Progress
 from mtrain.core.ranks.agreement import RankPlace, RanksDisagree
-from mtrain.core.update.loop import Loop
+from mtrain.core.update.loop import Loop, Weights
 from mtrain.core.update.losses import problem_of
 from mtrain.core.update.stepping import Stepper
 from mtrain.errors import ScriptError
 from mtrain.rank.script.gradients import OWN_BACKWARD
+from mtrain.rank.script.loss_weights import LossKind, LossWeights
 
 
 class ScriptLoop(Iterator[Any]):
@@ -33,6 +34,8 @@ class ScriptLoop(Iterator[Any]):
         """Losses of the current call of a closure; None: there is none."""
         self._is_further = False
         """Whether the closure is called again, so that its losses are not those of the update."""
+        self._weights: dict[int, LossWeights] = {}
+        """Weights of the losses of each optimizer, by identity."""
         self._own_backward = False
         """Whether the script has computed gradients of the model itself, for the micro batch in hands."""
 
@@ -101,15 +104,26 @@ class ScriptLoop(Iterator[Any]):
         number = 0 if self.loop.micro is None else self.loop.micro.number
         return f"update {self.progress.update}, micro batch {number} of {self.loop.job.shares.passes}"
 
-    def backward(self, stepper: Stepper, loss: Any, *, retain_graph: bool, call: str) -> None:
+    def backward(self, stepper: Stepper, loss: Any, *, retain_graph: bool, call: str, kind: LossKind) -> None:
         """Take a loss of the micro batch in hands, see ``Updater.backward``."""
         metrics = self._check_taken(stepper, loss, f"{self._optimizer(stepper)}.{call}")
+        weights = self._weigh(stepper, kind)
         with self._using():
-            self.loop.backward(stepper, loss, metrics, retain_graph=retain_graph)
+            # A mean over nothing may be no number, and is no part of the mean over all.
+            reported = metrics if weights[0] or kind.weight is None else dict.fromkeys(metrics, 0.0)
+            self.loop.backward(stepper, loss, reported, retain_graph=retain_graph, weights=weights)
         if self._losses is not None:
-            self._losses.append(float(loss.detach() if hasattr(loss, "detach") else loss))
+            self._losses.append(float(loss.detach() if hasattr(loss, "detach") else loss) * weights[0])
 
-    def gradients_of(self, stepper: Stepper, loss: Any, *, retain_graph: bool) -> Mapping[str, Any]:
+    def _weigh(self, stepper: Stepper, kind: LossKind) -> Weights:
+        """Return what a loss of the micro batch in hands counts, see ``LossWeights.take``."""
+        job, micro = self.loop.job, self.loop.micro
+        assert micro is not None
+        if id(stepper) not in self._weights:
+            self._weights[id(stepper)] = LossWeights(job.shares, job.session.collective)
+        return self._weights[id(stepper)].take(kind, micro, is_further=stepper.used, place=self._place)
+
+    def gradients_of(self, stepper: Stepper, loss: Any, *, retain_graph: bool, kind: LossKind) -> Mapping[str, Any]:
         """Take a loss of the micro batch in hands, and return its own gradients, see ``Updater.gradients``."""
         call = f"{self._optimizer(stepper)}.gradients(loss)"
         if not stepper.own_order:
@@ -122,8 +136,9 @@ class ScriptLoop(Iterator[Any]):
                 "accumulate=1 and a rank for each shard"
             )
         metrics = self._check_taken(stepper, loss, call)
+        weight, _ = self._weigh(stepper, kind)
         with self._using():
-            own = self.loop.gradients_of(stepper, loss, metrics, retain_graph=retain_graph)
+            own = self.loop.gradients_of(stepper, loss, metrics, retain_graph=retain_graph, weight=weight)
         self._have_exchanged.add(id(stepper))
         return own
 
@@ -200,7 +215,7 @@ class ScriptLoop(Iterator[Any]):
                 raise ScriptError(
                     f"{call}: the closure did not call {self._optimizer(stepper)}.backward(loss); call it once in each call"
                 )
-            own = sum(self._losses) * micro.weight
+            own = sum(self._losses)
             # The mean over all ranks: an optimizer that searches along a line must take the same steps on each.
             return float(self.loop.job.session.collective.all_reduce(np.array([own]), "sum")[0]) / shares.size
 

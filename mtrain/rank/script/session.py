@@ -441,7 +441,7 @@ class Session:
         if self._loop is not None:
             self._loop.saw_gradients()
 
-    def backward(self, loss: Any, *, retain_graph: bool = False) -> None:
+    def backward(self, loss: Any, *, retain_graph: bool = False, reduction: str = "mean", weight: Any = None) -> None:
         """Add the gradients of a loss of the current micro batch to those of all models, as ``loss.backward()`` does.
 
         Call ``step`` of each optimizer afterwards. A loss of one model is given to ``optimizer.backward`` of that model.
@@ -449,6 +449,8 @@ class Session:
         Args:
             loss: A single number with a gradient: the mean over the micro batch.
             retain_graph: Another loss is computed from the same graph afterwards.
+            reduction: As for ``optimizer.update``.
+            weight: Likewise.
 
         Raises:
             ScriptError: as for ``optimizer.update``.
@@ -458,7 +460,8 @@ class Session:
             raise ScriptError("session.backward: called before session.prepare")
         # The graph is kept for all but the last model, each of which takes its own gradients of the loss.
         for updater in updaters:
-            updater.backward(loss, retain_graph=retain_graph or updater is not updaters[-1])
+            kept = retain_graph or updater is not updaters[-1]
+            updater.backward(loss, retain_graph=kept, reduction=reduction, weight=weight)
 
     def follow(self, target: Any, source: Any, tau: float = 1.0, *, buffers: bool = True) -> None:
         """Move a target network or a teacher towards another model: ``target += tau * (source - target)``. Every rank must call.

@@ -8,6 +8,7 @@ from mtrain.core.interfaces import Optimizer, Rates
 from mtrain.core.update.stepping import Stepper
 from mtrain.errors import ScriptError
 from mtrain.rank.script.loop import ScriptLoop
+from mtrain.rank.script.loss_weights import LossKind
 from mtrain.spec.calls import explain_calls
 
 
@@ -65,7 +66,7 @@ class Updater:
             )
         raise NotOfUpdater(f"optimizer.{name}: {instead}")
 
-    def update(self, loss: Any, *, retain_graph: bool = False) -> None:
+    def update(self, loss: Any, *, retain_graph: bool = False, reduction: str = "mean", weight: Any = None) -> None:
         """Use the loss of the current micro batch; the last one of an update changes the weights.
 
         Of several models, the gradients of this optimizer's own model alone are computed.
@@ -73,16 +74,22 @@ class Updater:
         Args:
             loss: A single number with a gradient: the mean over the micro batch.
             retain_graph: Another model's loss is computed from the same graph afterwards.
+            reduction: ``sum``: the loss is a sum over the micro batch, and what is trained is the sum over the global batch.
+            weight: Number of tokens, boxes or whatever else the loss is a mean over, of this micro batch; a number or a tensor. What
+                is trained is the mean over those of the global batch. With ``reduction="sum"`` the loss is their sum. Every rank
+                must give it, for each micro batch.
 
         Raises:
-            ScriptError: there is no batch in hands, it was used already, or the loss is not a number with a gradient.
+            ScriptError: there is no batch in hands, it was used already, the loss is not a number with a gradient, or the weights of
+                the update are all 0.
         """
         # One call is both for whoever has one loss; with accumulation `step` does nothing before the last micro batch.
         loop, stepper = self._in_loop("update")
-        loop.backward(stepper, loss, retain_graph=retain_graph, call="update")
+        kind = LossKind.of(reduction, weight)
+        loop.backward(stepper, loss, retain_graph=retain_graph, call="update", kind=kind)
         loop.step(stepper)
 
-    def backward(self, loss: Any, *, retain_graph: bool = False) -> None:
+    def backward(self, loss: Any, *, retain_graph: bool = False, reduction: str = "mean", weight: Any = None) -> None:
         """Add the gradient of a loss of the current micro batch, as ``loss.backward()`` does; ``step`` must follow.
 
         It may be called for several losses if the model was prepared with a name or ``overlap=False``.
@@ -90,14 +97,19 @@ class Updater:
         Args:
             loss: A single number with a gradient: the mean over the micro batch.
             retain_graph: Another loss is computed from the same graph afterwards.
+            reduction: As for ``update``.
+            weight: As for ``update``; of several losses per batch, each has its own.
 
         Raises:
             ScriptError: as for ``update``.
         """
         loop, stepper = self._in_loop("backward")
-        loop.backward(stepper, loss, retain_graph=retain_graph, call="backward")
+        kind = LossKind.of(reduction, weight)
+        loop.backward(stepper, loss, retain_graph=retain_graph, call="backward", kind=kind)
 
-    def gradients(self, loss: Any = None, *, retain_graph: bool = False) -> Mapping[str, Any]:
+    def gradients(
+        self, loss: Any = None, *, retain_graph: bool = False, reduction: str = "mean", weight: Any = None
+    ) -> Mapping[str, Any]:
         """Return the gradients by name of the parameter, as means over the ranks, before clipping. Every rank must call.
 
         Without ``loss`` they are tensors that may be changed in place; ``step`` uses what is in them then. They are there after
@@ -106,12 +118,16 @@ class Updater:
         Args:
             loss: A loss that is taken as by ``backward``. A copy of its own gradients is returned, without those of other losses.
             retain_graph: Another loss is computed from the same graph afterwards.
+            reduction: As for ``update``, with ``loss``.
+            weight: Likewise.
 
         Raises:
             ScriptError: there is no gradient, or the update has further micro batches; with ``loss`` also as for ``backward``.
         """
         loop, stepper = self._in_loop("gradients")
-        return loop.gradients(stepper) if loss is None else loop.gradients_of(stepper, loss, retain_graph=retain_graph)
+        if loss is None:
+            return loop.gradients(stepper)
+        return loop.gradients_of(stepper, loss, retain_graph=retain_graph, kind=LossKind.of(reduction, weight))
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Change the weights by the gradient of the losses given to ``backward``. Every rank must call.
