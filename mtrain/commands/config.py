@@ -8,14 +8,12 @@ import click
 
 from mtrain.commands.completing import complete_config, complete_path, complete_plugin
 from mtrain.commands.helping import CommandGroup
-from mtrain.commands.options import JobCommand, load_job, quiet_job_options, spec_request
+from mtrain.commands.options import JobCommand, load_job, quiet_job_options, spec_argument, spec_request
 from mtrain.commands.plan import read_for_showing
 from mtrain.spec import outputs, terminal
-from mtrain.spec.terminal import one_line
 
 if TYPE_CHECKING:
     from mtrain.spec.config import Loaded
-    from mtrain.spec.importers.conversion import Imported
 
 
 @click.command("import", cls=JobCommand)
@@ -48,7 +46,7 @@ def import_(*, files: tuple[Path, ...], to: Path | None, force: bool, **params: 
     if to is not None:
         _check_target(to, force=force)
     imported = convert(files, **params)
-    for line in describe_import(imported):
+    for line in imported.lines():
         terminal.say(line, err=True)
     if to is None:
         terminal.say(imported.text, nl=False)
@@ -72,23 +70,6 @@ def _check_target(to: Path, *, force: bool) -> None:
         raise UsageError(f"--to {to}: exists; give --force to replace it")
     if not folder:
         raise UsageError(f"--to {to}: no folder {to.parent}; make it first")
-
-
-def describe_import(imported: "Imported") -> list[str]:
-    """Return lines that describe_import what became of every key of the imported files."""
-    from mtrain.spec.importers.key_report import show_value
-
-    assumed = [f"{path}: {show_value(value.value)} - {value.source}" for path, value in imported.assumed.items()]
-    parts = (
-        ("carried over", [f"{entry} -> {entry.remark}" for entry in imported.carried]),
-        ("assumed, as no file states it", assumed),
-        ("not carried over", [f"{entry} - {entry.remark}" for entry in imported.dropped]),
-        ("notes", imported.notes),
-    )
-    lines = [f"read: {', '.join(imported.files)}"]
-    for title, entries in parts:
-        lines += ["", f"{title}: {len(entries)}", *(f"  {entry}" for entry in entries)]
-    return [one_line(line) for line in lines]
 
 
 @click.group(cls=CommandGroup)
@@ -123,6 +104,7 @@ def list_configs() -> None:
     ),
 )
 @quiet_job_options
+@spec_argument
 @click.option("--origins", is_flag=True, help="Say behind each value where it came from.")
 @click.option("--json", "as_json", is_flag=True, help="For programs.")
 def show(*, origins: bool, as_json: bool, **params: Any) -> None:

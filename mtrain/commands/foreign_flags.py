@@ -7,6 +7,7 @@ replacement.
 """
 
 import os
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -50,8 +51,10 @@ _LOCAL_BATCH = (
     "rank computes at once"
 )
 MEGATRON: Mapping[str, str] = {
-    "--tensor-model-parallel-size=": _TENSOR,
-    "--pipeline-model-parallel-size=": _STAGES,
+    **dict.fromkeys(("--model-parallel-size=", "--tensor-model-parallel-size=", "--tensor-parallel-size="), _TENSOR),
+    **dict.fromkeys(("--pipeline-model-parallel-size=", "--pipeline-parallel-size="), _STAGES),
+    "--data-parallel-size=": "ranks that share no layer have parts of the batch: --nproc-per-node {value}, or as copies of a mesh "
+    "-b fsdp -o parallel.replicate={value}",
     "--context-parallel-size=": _EXPERTS,
     "--expert-model-parallel-size=": _EXPERTS,
     "--sequence-parallel": "-b fsdp -o 'parallel={{tensor: 2, sequence: true}}'",
@@ -72,7 +75,7 @@ MEGATRON: Mapping[str, str] = {
     "--tensorboard-dir=": "curves are written into the run folder; run folders are made in: -o report.dir={value}",
     "--distributed-backend=": "the backend chooses NCCL or gloo by the device; a stack is chosen with -b",
 }  # fmt: skip
-"""Flags of Megatron-LM, as ``REFUSED``; ``mtrain run`` answers them too."""
+"""Flags of Megatron-LM and DeepSpeed, as ``REFUSED``; ``mtrain run`` answers them too."""
 TORCHTITAN: Mapping[str, str] = {
     "--parallelism.data-parallel-replicate-degree=": "-b fsdp -o parallel.replicate={value}",
     "--parallelism.data-parallel-shard-degree=": "-b fsdp -o parallel.shard={value}",
@@ -98,10 +101,16 @@ def _data(file: str) -> Mapping[str, Any]:
     return {**place, **said_by_file, "data.options.description": path.name}
 
 
+def _model_of(file: str) -> str:
+    """Return the model that is meant by the name of a published file of a network or of its weights."""
+    name = Path(file).stem if file.endswith((".yaml", ".yml", ".pt", ".pdparams")) else file
+    return re.sub(r"^(ppyoloe(?:_plus)?)_crn_([smlx])_.*", r"\1_\2", name)
+
+
 def _cfg(file: str) -> Mapping[str, Any]:
     from mtrain.spec.registry import Registry
 
-    name = Path(file).stem if file.endswith((".yaml", ".yml")) else file
+    name = _model_of(file)
     if name not in {entry.name for entry in Registry.read().names("models")}:
         raise click.UsageError(
             f"--cfg {file}: {name!r} is no model here (mtrain plugins list models); `mtrain config import {shlex.quote(file)}` tells "
@@ -211,9 +220,9 @@ def check_foreign(params: Mapping[str, Any]) -> None:
 
 
 def config_of(params: Mapping[str, Any]) -> str | None:
-    """Return the spec to read: that of ``-c``, else the shipped one that ``--cfg`` names, else None.
+    """Return the spec to read: that of ``-c``, else the shipped one that ``--cfg``, or else ``--weights``, names, else None.
 
-    None means the ``mtrain.yml`` of the current folder, which ``--cfg`` does not replace, or else the embedded demo.
+    None means the ``mtrain.yml`` of the current folder, which neither replaces, or else the embedded demo.
 
     Raises: ``click.UsageError`` where ``--data`` or ``--cfg`` would modify the embedded demo.
     """
@@ -222,10 +231,11 @@ def config_of(params: Mapping[str, Any]) -> str | None:
     file: str | None = params.get("config")
     if file is not None or os.path.exists(config.HERE):
         return file
-    if cfg := params.get("cfg"):
-        name = Path(cfg).stem if cfg.endswith((".yaml", ".yml")) else cfg
-        if name in config.shipped_names():
-            return name
+    # YOLOv5's own command lines name the model by the file of its weights alone.
+    if (network := params.get("cfg") or params.get("weights")) and (
+        name := _model_of(network)
+    ) in config.shipped_names():
+        return name
     # The demo's recipe is for digits alone: it would train another network or other images, badly and without a word.
     typed = next((flag for flag in ("data", "cfg") if params.get(flag)), None)
     if typed is not None:

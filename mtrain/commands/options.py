@@ -6,6 +6,7 @@ nothing, so the spec's value stays.
 
 import json
 import re
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -191,6 +192,20 @@ evaluation_options = adds(
     *(option for option in (*TRAINING_FLAGS, *FOREIGN_FLAGS) if parameters_of([option])[0].name in _SCORING),
 )
 """Add every flag of an evaluation to a command: the spec, hosts and ranks, and what influences the score."""
+
+
+def _refuse_value(ctx: click.Context, _parameter: click.Parameter, word: str | None) -> str | None:
+    if word is not None and ASSIGNMENT.match(word):
+        raise click.UsageError(
+            f"{word}: not expected here; values of the spec are given with -o: {ctx.command_path} -o {shlex.quote(word)}"
+        )
+    return word
+
+
+spec_argument = click.argument(
+    "spec_word", metavar="[SPEC]", required=False, shell_complete=complete_config, callback=_refuse_value
+)
+"""Add the spec as an argument to a command that has ``-c``; ``spec_request`` takes either."""
 run_argument = click.argument("run_folder", metavar="[RUN]", required=False)
 """Add a run folder as an argument to a command that has ``--run``; ``named_run`` says which one is meant."""
 
@@ -389,7 +404,10 @@ def spec_request(params: Mapping[str, Any]) -> "SpecRequest":
         overrides, flags = (*(params.get("overrides") or ()), *further), {**(params.get("flags") or {}), **typed}
         return load_job({**params, "config": config, "overrides": overrides, "flags": flags}, run=run)
 
-    return SpecRequest(config=params.get("config"), read=read)
+    word, config = params.get("spec_word"), params.get("config")
+    if word is not None and config is not None:
+        raise click.UsageError(f"two specs are given: {word} and -c {config}; keep one")
+    return SpecRequest(config=word if config is None else config, read=read)
 
 
 def take_request(kind: type[R], params: dict[str, Any], /, **more: Any) -> R:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from mtrain.commands.options import JobCommand, job_options, spec_request
+from mtrain.commands.options import JobCommand, job_options, spec_argument, spec_request
 from mtrain.commands.training_request import TrainRequest
 from mtrain.errors import SpecError
 from mtrain.spec import terminal
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     ),
 )
 @job_options
+@spec_argument
 @click.option("--json", "as_json", is_flag=True, help="As JSON.")
 @click.option("--diff", nargs=2, metavar="BACKEND BACKEND", help="Compare the plans of two backends.")
 def plan(**params: Any) -> None:

@@ -71,12 +71,12 @@ class Prediction:
     "predict",
     cls=JobCommand,
     examples=(
-        ("mtrain predict photos/ --run runs/digits", "the best checkpoint of a run on a folder of images"),
+        ("mtrain predict runs/digits photos/", "the best checkpoint of a run on a folder of images"),
         ("mtrain predict a.jpg --weights digits.onnx", "an exported model; no framework is needed"),
     ),
 )
 @spec_options
-@click.argument("sources", nargs=-1, required=True, metavar="FILE|FOLDER ...")
+@click.argument("sources", nargs=-1, required=True, metavar="[RUN] FILE|FOLDER ...")
 @click.option("--run", metavar="FOLDER", help="A run folder: its spec and its best checkpoint. Default: runs/latest.")
 @click.option("--checkpoint", metavar="PATH", help="A checkpoint instead of the run's best.")
 @click.option(
@@ -95,6 +95,9 @@ class Prediction:
 @click.pass_context
 def predict(context: click.Context, /, **params: Any) -> None:
     """Find objects in images, or their classes, or continue texts, with the averaged weights of a checkpoint."""
+    first, *others = params["sources"]
+    if others and params["run"] is None and _is_run(first):
+        params |= {"run": first, "sources": others}
     request = take_request(PredictRequest, params)
     result = predict_on(request)
     # Imported after what may refuse the command line: they bring the data's libraries.
@@ -123,16 +126,19 @@ def predict(context: click.Context, /, **params: Any) -> None:
     context.exit(result.code)
 
 
-def _refuse_run_alone(request: PredictRequest) -> None:
-    """Refuse a run folder as the only source: the run was meant to be ``run``, and the images are missing."""
+def _is_run(source: str) -> bool:
     from mtrain.system.runfolder import RunFolder
 
-    if len(request.sources) != 1 or not RunFolder(Path(request.sources[0])).metrics.is_file():
-        return
-    run = request.sources[0]
-    raise UsageError(
-        f"{run} is a run folder, and images are missing; give both: mtrain predict IMAGES... --run {shlex.quote(run)}"
-    )
+    return RunFolder(Path(source)).metrics.is_file()
+
+
+def _refuse_run_alone(request: PredictRequest) -> None:
+    """Refuse a run folder as the only source: the run was meant to be ``run``, and the images are missing."""
+    run, *others = request.sources
+    if not others and _is_run(run):
+        raise UsageError(
+            f"{run} is a run folder, and images are missing; give both: mtrain predict {shlex.quote(run)} IMAGES..."
+        )
 
 
 def predict_on(request: PredictRequest) -> Prediction:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from mtrain.commands.options import JobCommand, job_options, spec_request
+from mtrain.commands.options import JobCommand, job_options, spec_argument, spec_request
 from mtrain.commands.plan import plan_job
 from mtrain.commands.training_request import TrainRequest
 from mtrain.spec import terminal
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     ),
 )
 @job_options
+@spec_argument
 @click.pass_context
 def train(context: click.Context, /, **params: Any) -> None:
     """Train what a spec describes, from the beginning or from a checkpoint."""

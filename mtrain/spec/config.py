@@ -49,6 +49,12 @@ IN_CODE = "spec"
 """Name of a spec that was written in Python, for messages and for its run folder."""
 
 
+class ScriptSpec(str):
+    """Path of the spec of a script's job, which may be a file that says where a script runs and not what is trained."""
+
+    __slots__ = ()
+
+
 class RunSpec(str):
     """Path of the spec in a folder that was named as a run's, whether or not mtrain has written the folder."""
 
@@ -115,7 +121,7 @@ class Loaded:
 
 
 def load(
-    path: Source,
+    path: "Source | Files",
     *,
     overrides: Sequence[str] = (),
     flags: Mapping[str, Any] | None = None,
@@ -125,20 +131,30 @@ def load(
 ) -> Loaded:
     """Read and validate a spec.
 
-    ``path``: a file, the name of a shipped config, or the values of a spec, whose relative paths are taken from the current
-    folder; None: ``./mtrain.yml``, else the embedded demo. ``overrides``: texts of the form ``PATH=VALUE``. ``flags``: value
+    ``path``: a file, the name of a shipped config, the values of a spec, whose relative paths are taken from the current folder,
+    or files that were read; None: ``./mtrain.yml``, else the embedded demo. A file of another project that an importer knows is
+    imported, and what became of its keys is in the notes. ``overrides``: texts of the form ``PATH=VALUE``. ``flags``: value
     or ``Given`` by dotted path. ``environ``: environment variables; None: those of the process. ``run``: values that were
     chosen for the run that is resumed. ``folder_file``: the file of a folder, perhaps somebody else's, that holds the values of
     ``path`` and ``flags``; code that they name is refused.
 
     Raises: ``SpecError`` that lists every mistake of every source, one line each.
     """
-    if isinstance(path, Mapping):
+    imported: Sequence[str] = ()
+    if isinstance(path, Files):
+        file, source, files = folder_file or FilePath.cwd() / IN_CODE, path.laid[0].name, path
+    elif isinstance(path, Mapping):
         file, source = folder_file or FilePath.cwd() / IN_CODE, "a spec written in Python"
         files = Files.written_in_code(path, file)
     else:
         file, source = _locate(path)
         files = Files.read(file)
+        if not isinstance(path, RunSpec) and not is_shipped(file) and files.seem_foreign():
+            from mtrain.spec.importers import translation  # a spec has no need of it
+
+            taken = translation.take(file, overrides, is_script=isinstance(path, ScriptSpec))
+            if taken is not None:
+                files, overrides, imported = taken.files, taken.overrides, taken.imported.lines()
     inputs = _Inputs(files, os.environ if environ is None else environ, run, overrides, flags or {})
     # Merged twice: which keys are known depends on the task, which
     # model and data set tell, whose names are in the values.
@@ -146,7 +162,8 @@ def load(
     is_spec_of_run = isinstance(path, RunSpec) or is_of_a_run(file)
     if is_spec_of_run:
         check_whole(files, file)
-    is_of_run = partial(_is_of_run, is_spec_of_run=is_spec_of_run, is_any=folder_file is not None)
+    is_any = folder_file is not None and not isinstance(path, Files)
+    is_of_run = partial(_is_of_run, is_spec_of_run=is_spec_of_run, is_any=is_any)
     # A run folder may come from somebody else, and naming code in it would be running that code.
     if untrusted := refuse_code_of_a_run(first.layers, file, is_of_run):  # before anything that it names is read
         raise SpecError(untrusted)
@@ -173,13 +190,13 @@ def load(
     return Loaded(
         spec=spec,
         source=source,
-        path=None if isinstance(path, Mapping) else file,
+        path=None if isinstance(path, Mapping | Files) else file,
         name=file.stem,
         provenance={dot(key): origin for key, origin in layers.origins.items()},
         values=spec.model_dump(mode="json"),
         history={dot(key): tuple(entries) for key, entries in layers.history.items()},
         registry=registry,
-        notes=tuple(notes),
+        notes=(*imported, *notes),
     )
 
 

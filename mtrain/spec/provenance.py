@@ -16,7 +16,8 @@ Kind = Literal["default", "plugins", "base", "file", "environment", "run", "over
 class Origin:
     """The place where a value was set.
 
-    ``text`` is the text that set it, if that was not a file: ``-o a.b=1``, ``MTRAIN_A__B=1``, ``--flag 1``.
+    ``text`` is the text that set it, if that was not a line of a spec: ``-o a.b=1``, ``MTRAIN_A__B=1``, ``--flag 1``, or the
+    place and the key in a file of another project.
     """
 
     kind: Kind
@@ -27,7 +28,7 @@ class Origin:
     """Number of the layer that set the value, from 1 for the weakest; 0: a default."""
 
     def __str__(self) -> str:
-        if self.file is None:
+        if self.file is None or self.text:
             return mask(self.text) or self.kind
         return self.file if self.line is None else f"{self.file}:{self.line}"
 

@@ -63,11 +63,23 @@ class _FileLayer:
         return Origin(self.kind, self.name, nearest(path, self.parsed.lines), level=level)
 
 
+@dataclass(frozen=True, slots=True)
+class _ImportedLayer:
+    """The values that an importer has made of another project's file, as one layer."""
+
+    parsed: Parsed
+    name: str
+    places: Mapping[Path, str]
+
+    def origin(self, path: Path, *, level: int) -> Origin:
+        return Origin("file", self.name, text=nearest(path, self.places) or self.name, level=level)
+
+
 @dataclass(slots=True)
 class Files:
     """A file of a spec and its bases, read once, with a line for each mistake in them."""
 
-    laid: list[_FileLayer] = field(default_factory=list)
+    laid: list[_FileLayer | _ImportedLayer] = field(default_factory=list)
     """The file first, then its bases, strongest first."""
     problems: list[str] = field(default_factory=list)
 
@@ -88,6 +100,25 @@ class Files:
         files = cls()
         files._lay(Parsed(values=plain(values, where=place.name)), place, place.name, (), {place})
         return files
+
+    @classmethod
+    def imported(cls, values: Mapping[str, "Given"], name: str) -> "Files":
+        """Take values that were translated from the file ``name``: dotted path -> value and its place there."""
+        parsed, places = Parsed(), {}
+        for dotted, given in values.items():
+            *sections, last = dotted.split(".")
+            branch = parsed.values
+            for section in sections:
+                branch = branch.setdefault(section, {})
+            branch[last] = given.value
+            places[_path(dotted)] = given.text
+        return cls([_ImportedLayer(parsed, name, places)])
+
+    def seem_foreign(self) -> bool:
+        """Return whether there are mistakes, or a key at the top that is no section of the core's schema."""
+        return bool(self.problems) or not Spec.model_fields.keys() >= {
+            k for each in self.laid for k in each.parsed.values
+        }
 
     def _collect(self, file: FilePath, chain: tuple[FilePath, ...], visited: set[FilePath]) -> None:
         """Add ``file`` and its bases to ``laid``."""

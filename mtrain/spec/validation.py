@@ -108,7 +108,7 @@ def _line(layers: Layers, problem: Problem) -> str:
     """Return the message for one problem, with the file and line, or the text, in which its value was set."""
     origin = _blame(layers, problem)
     where = dot(problem.path)
-    if origin.file is not None:
+    if origin.file is not None and not origin.text:
         return f"{origin} {where}: {problem.message}"
     if origin.kind in ("override", "environment"):
         plain = origin.kind == "environment" or _typed_key(origin) == where

@@ -96,6 +96,25 @@ def test_without_c_the_recipe_is_the_shipped_one_that_cfg_names_and_never_the_de
     assert load_job(parse("--data", "cells.yaml")).spec.model.name == "yolov5s"
 
 
+@pytest.mark.parametrize(
+    ("file", "name"),
+    [
+        ("yolov5s.pt", "yolov5s"),
+        ("weights/yolov5n.pt", "yolov5n"),
+        ("ppyoloe_crn_s_300e_coco.pdparams", "ppyoloe_s"),
+        ("ppyoloe_plus_crn_m_80e_coco.pdparams", "ppyoloe_plus_m"),
+    ],
+)
+def test_published_weights_name_the_recipe_where_nothing_else_does(file, name, here):  # noqa: F811
+    from mtrain.commands.options import load_job
+
+    loaded = load_job(parse("--weights", file))
+    assert (loaded.name, loaded.spec.model.name, loaded.spec.model.weights) == (name, name, file)
+    assert load_job(parse("--weights", file, "--cfg", "yolov5m.yaml")).spec.model.name == "yolov5m"
+    assert load_job(parse("--weights", file, "-c", "digits")).name == "digits"
+    assert load_job(parse("--weights", "best.pt")).name == "digits"
+
+
 def test_a_job_without_a_length_is_refused_by_its_plan(here, capsys):  # noqa: F811
     assert main(["plan", "-c", "yolov5n", "-o", "train.epochs=null"]) == 2
     assert "neither `epochs` nor `updates` is given" in capsys.readouterr().err

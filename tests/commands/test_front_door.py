@@ -233,13 +233,14 @@ def test_a_file_of_weights_without_classes_asks_for_them(tmp_path, capsys):
         ("plugins list modls", "did you mean 'models'?"),
         ("data convert x --to cocoo", "--to cocoo: expected coco, voc or yolo; did you mean 'coco'?"),
         ("completion", "SHELL is missing; expected bash, zsh or fish; the command is: mtrain completion"),
-        ("predict", "for example: mtrain predict photos/ --run runs/digits"),
-        ("train spec.yml", "spec.yml: not expected here; a spec is given with -c: mtrain train -c spec.yml"),
+        ("predict", "for example: mtrain predict runs/digits photos/"),
+        ("train spec.yml", "spec.yml: no such file, and no shipped config of that name"),
+        ("plan digits -c digits", "two specs are given: digits and -c digits; keep one"),
         ("train a.b=3", "values of the spec are given with -o: mtrain train -o a.b=3"),
         ("report a b", "b: not expected here; the command is: mtrain report [OPTIONS] RUN"),
         ("config shw", "config has no command 'shw'; did you mean 'show'?"),
         ("export a --run b", "two runs are given: a and --run b; keep one"),
-        ("predict run", "run is a run folder, and images are missing; give both: mtrain predict IMAGES... --run run"),
+        ("predict run", "run is a run folder, and images are missing; give both: mtrain predict run IMAGES..."),
     ],
 )
 def test_every_error_is_one_line_in_the_same_words(line, message, here, capsys):
@@ -249,6 +250,29 @@ def test_every_error_is_one_line_in_the_same_words(line, message, here, capsys):
     (told,) = capsys.readouterr().err.splitlines()
     assert told.startswith("error: ")
     assert message in told
+
+
+def test_a_spec_is_the_argument_of_the_commands_that_take_one(capsys):
+    for command in ("plan digits", "train digits --dry-run", "config show digits"):
+        assert main(command.split()) == 0, command
+        assert re.search(r"mtrain/configs/digits\.yml", capsys.readouterr().out), command
+
+
+def test_a_run_comes_before_the_images_of_predict(here, monkeypatch):
+    from mtrain.commands import predict
+
+    asked = []
+    monkeypatch.setattr(
+        predict, "predict_on", lambda request: asked.append(request) or predict.Prediction(code=0, out=here)
+    )
+    (here / "run").mkdir()
+    (here / "run/metrics.jsonl").touch()
+    assert main(["predict", "run", "a.jpg", "b.jpg"]) == 0
+    assert main(["predict", "a.jpg", "b.jpg"]) == 0
+    assert main(["predict", "--run", "other", "run", "a.jpg"]) == 0
+    assert [(each.run, list(each.sources)) for each in asked] == [
+        ("run", ["a.jpg", "b.jpg"]), (None, ["a.jpg", "b.jpg"]), ("other", ["run", "a.jpg"])
+    ]  # fmt: skip
 
 
 def test_four_mistakes_are_four_error_lines(here, capsys):

@@ -4,16 +4,17 @@ Reading is safe: tags construct no objects, aliases and nesting are limited (``s
 files of bounded size are read.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path as FilePath
 from typing import Any
 
 from mtrain.errors import SpecError
 from mtrain.spec.files import read_text
+from mtrain.spec.model import Spec
 from mtrain.spec.provenance import lookup
 from mtrain.spec.sources import BASE_KEY, display
-from mtrain.spec.yaml_reader import MAX_BYTES, Parsed, Path, nearest, parse
+from mtrain.spec.yaml_reader import MAX_BYTES, Parsed, Path, nearest, parse, parse_value
 
 MAX_FILES = 100
 """Largest number of files read for one document: the file, its bases, and their bases."""
@@ -58,6 +59,24 @@ class Document:
     def place(self, path: Path) -> FilePlace:
         """Return the place of the value at ``path``, or of the nearest value around it."""
         return nearest(path, self.places) or FilePlace(self.name, None)
+
+    def override(self, settings: Sequence[str]) -> list[str]:
+        """Set values of the document's own keys by ``PATH=VALUE``, and return the settings of other keys."""
+        others = []
+        for setting in settings:
+            dotted, sign, text = setting.partition("=")
+            keys = dotted.strip().split(".")
+            if not sign or keys[0] not in self.values or keys[0] in Spec.model_fields:
+                others.append(setting)
+                continue
+            try:
+                value: Any = parse_value(text)
+            except ValueError as error:
+                raise SpecError(f"-o {setting}: {error}") from None
+            for key in reversed(keys):
+                value = {key: value}
+            _merge(self, self.values, value, (), _Layer(Parsed(), f"-o {setting}", set()))
+        return others
 
     def leaves(self, path: Path = ()) -> Iterator[Path]:
         """Yield the path of every value at or below ``path`` that has no keys of its own, in the order of the document.
@@ -115,7 +134,9 @@ def _text(file: FilePath, name: str) -> tuple[str, str]:
             return "", f"{name}: {'is no file' if file.exists() else 'no such file'}; expected a YAML file"
         if file.stat().st_size > MAX_BYTES:
             return "", f"{name}: {file.stat().st_size} bytes, more than a config can have ({MAX_BYTES})"
-        return read_text(file, limit=MAX_BYTES), ""
+        text = read_text(file, limit=MAX_BYTES)
+        # JSON may be indented by tabs, and YAML may not.
+        return (text.replace("\t", " ") if file.suffix == ".json" else text), ""
     except (OSError, ValueError) as error:
         return "", f"{name}: cannot be read: {error}"
 

@@ -29,12 +29,19 @@ class Importer(ABC):
     expected: ClassVar[str]
     """Description of its files, as an error message names them: ``X's YAML with `architecture```."""
 
+    of_scripts: ClassVar[bool] = False
+    """Whether its files say where a script runs, and not what is trained."""
+
     def __init__(self, options: BaseModel | None = None) -> None:
         self.options = options
 
     @abstractmethod
     def recognises(self, documents: Sequence[Document]) -> bool:
         """Return whether one of the files seems to be of its project."""
+
+    def lacking(self, document: Document) -> str:
+        """Say what a file is that describes no whole training, and what to do with it; empty: it describes one."""
+        return ""
 
     @abstractmethod
     def translate(self, documents: Sequence[Document], *, cards: int | None) -> Sequence[Book]:

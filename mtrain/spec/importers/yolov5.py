@@ -20,6 +20,12 @@ KINDS: Mapping[str, Sequence[str]] = {
     "data": ("names", "train", "val", "nc"),
 }
 """Keys that identify each kind of file: one is enough, and the first kind that fits counts."""
+PARTS: Mapping[str, str] = {
+    "model": "its name is enough: mtrain --cfg {file} --data DATA.yaml",
+    "hyper-parameters": "mtrain config import MODEL.yaml {file} DATA.yaml --to spec.yml, then mtrain -c spec.yml",
+    "data": "say the recipe too: mtrain --data {file} --cfg yolov5s.yaml",
+}
+"""What to type where one kind of file is given in the place of a spec."""
 EPOCHS = 300
 IMAGE_SIZE = 640
 NOMINAL_BATCH = 64
@@ -84,6 +90,11 @@ class YOLOv5(Importer):
     def recognises(self, documents: Sequence[Document]) -> bool:
         """Return whether one of the files is one of the three."""
         return any(_kind_of(document) is not None for document in documents)
+
+    def lacking(self, document: Document) -> str:
+        """See ``Importer.lacking``: each of the three files is a part."""
+        kind = str(_kind_of(document))
+        return f"the {kind} YAML of a training of YOLOv5, and no recipe; {PARTS[kind].format(file=document.name)}"
 
     def translate(self, documents: Sequence[Document], *, cards: int | None) -> Sequence[Book]:
         """Translate up to three files, one of each kind; they state no batch per card, so ``cards`` must be None."""

@@ -1,5 +1,6 @@
 """``mtrain serve``: answer HTTP requests with the predictions of an exported model."""
 
+from pathlib import Path
 from typing import Any
 
 import click
@@ -7,13 +8,20 @@ import click
 from mtrain.commands.options import JobCommand
 from mtrain.spec import terminal
 
+SERVED = "served.onnx"
+"""File in a run folder that is written where a run is served."""
+
 
 @click.command(
     "serve",
     cls=JobCommand,
-    examples=(("mtrain serve --weights digits.onnx --port 8080", "answer requests at port 8080 of this machine"),),
+    examples=(
+        ("mtrain serve --weights digits.onnx --port 8080", "answer requests at port 8080 of this machine"),
+        ("mtrain serve runs/digits", "export the best checkpoint of a run, and serve it"),
+    ),
 )
-@click.option("--weights", required=True, metavar="FILE", help="An ONNX file that `mtrain export` wrote.")
+@click.argument("run_or_file", metavar="[RUN|FILE]", required=False)
+@click.option("--weights", metavar="FILE", help="An ONNX file that `mtrain export` wrote, in place of a run.")
 @click.option(
     "--host", default="127.0.0.1", show_default=True, help="Address to listen on. There is no authentication."
 )
@@ -49,8 +57,29 @@ from mtrain.spec import terminal
 )
 @click.option("--reload", is_flag=True, help="Serve a new FILE once it has taken the place of the former.")
 @click.pass_context
-def serve(context: click.Context, /, weights: str, **settings: Any) -> None:
-    """Answer HTTP requests with predictions: POST images to /v1/predict, or open the address in a browser."""
+def serve(context: click.Context, /, run_or_file: str | None, weights: str | None, **settings: Any) -> None:
+    """Answer HTTP requests with predictions: POST images to /v1/predict, or open the address in a browser.
+
+    RUN is a run folder, whose best checkpoint is exported first. Default: runs/latest.
+    """
     from mtrain_deploy.serving import serve as serve_model
 
+    if run_or_file is not None and weights is not None:
+        raise click.UsageError(f"two models are given: {run_or_file} and --weights {weights}; keep one")
+    if run_or_file is not None and run_or_file.endswith(".onnx"):
+        weights = run_or_file
+    if weights is None:
+        weights = _export(run_or_file)
     context.exit(serve_model(weights, say=lambda line: terminal.say(line, err=line.startswith("warning")), **settings))
+
+
+def _export(run: str | None) -> str:
+    """Write the best checkpoint of a run as an ONNX file in its folder, and return the file."""
+    from mtrain_deploy.exporting.job import export_weights
+    from mtrain_deploy.exporting.request import ExportRequest
+
+    file = Path(run or "runs/latest") / SERVED
+    result = export_weights(ExportRequest(run=run, out=file, force=True))
+    if result.code != 0:
+        raise click.exceptions.Exit(result.code)
+    return str(file)
