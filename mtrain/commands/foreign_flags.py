@@ -27,7 +27,6 @@ REFUSED: Mapping[str, str] = {
     "--vdl-log-dir=": "curves are TensorBoard events in the run folder; run folders are made in: -o report.dir={value}",
     "--evolve": "the search is a command of its own: mtrain sweep -c SPEC --space yolov5 --sampler evolve",
     "--rect": "training images are square here; data.resize says how they become so (letterbox or stretch)",
-    "--single-cls": "label all objects with one class in the data set instead",
     "--quad": "mtrain has no such loader; data.image_size is the side that is trained",
     "--nosave": "mtrain always keeps what --resume needs; checkpoint.keep_last=1 keeps least",
     "--exist-ok": "a run never writes into the folder of another; give it another --name",
@@ -96,7 +95,7 @@ def _data(file: str) -> Mapping[str, Any]:
     if not path.is_file():
         raise click.UsageError(f"--data {file}: no such file; expected YOLOv5's data YAML (path, train, val, names)")
     # What the file says replaces what a spec says of the same: a path of the spec beside names of the file would be a mixture.
-    said_by_file = dict.fromkeys(("data.train", "data.val", "data.images", "data.names"))
+    said_by_file = dict.fromkeys(("data.train", "data.val", "data.images", "data.names", "data.classes"))
     place = {"data.format": "yolo", "data.root": str(path.parent)}
     return {**place, **said_by_file, "data.options.description": path.name}
 
@@ -181,6 +180,7 @@ YOLOV5: Sequence[Option] = (
     spec_option("report.dir", "--project", metavar="FOLDER", help="Where run folders are made."),
     switch({"report.plots": False}, "--noplots", help="Draw no curves and images."),
     switch({"data.augment.multi_scale": 0.5}, "--multi-scale", help="Another input size for each update: 0.5 to 1.5 of it."),
+    switch({"data.classes": {"*": "item"}}, "--single-cls", help="All objects are of one class, called item."),
     switch({"data.image_weights": True}, "--image-weights", help="Train images of rare and badly found classes more often."),
 )  # fmt: skip
 PADDLEDETECTION: Sequence[Option] = (

@@ -213,6 +213,12 @@ def need_unique(ids: Iterable[object], *, where: str, what: str) -> None:
         raise DataError(f"{where}: {what} must be unique; these occur more than once:\n{listed(duplicates)}")
 
 
+def some_classes(names: Sequence[str]) -> str:
+    """Return advice on how to learn these classes alone, of those of a data set."""
+    shown = names if len(names) <= LISTED else [*names[:LISTED], "..."]
+    return f"to learn these alone: -o 'data.classes=[{', '.join(shown)}]', in place of data.names"
+
+
 def order_names(available: Sequence[str], requested: Sequence[str] | None, *, where: str) -> tuple[str, ...]:
     """Return class names in label order: ``requested`` (``data.names``) if given, else the order of the data set.
 
@@ -232,5 +238,7 @@ def order_names(available: Sequence[str], requested: Sequence[str] | None, *, wh
         parts.append(f"  {name!r} is not among them" + (f"; did you mean {close[0]!r}?" if close else ""))
     if missing:
         parts.append(f"  not given: {', '.join(missing)}")
+    if not unknown and len(set(requested)) == len(requested):
+        parts.append(f"  {some_classes(requested)}")
     parts.append("  name each class once, or leave data.names out to take the data set's own order")
     raise DataError("\n".join(parts))

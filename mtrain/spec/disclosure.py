@@ -52,6 +52,7 @@ def needed_to_evaluate(spec: Spec) -> dict[str, Any]:
     """Return the part of a spec that an exported model carries: how samples are prepared and scored, no paths."""
     data = _without_text(spec.data)
     named = {"format": shorten(spec.data.format), "names": spec.data.names}
+    named |= {key: getattr(spec.data, key) for key in ("classes",) if key in type(spec.data).model_fields}
     # The name of a user's own class means nothing without the file, whose path is nobody's business.
     if is_reference(spec.data.format):
         named.pop("format")
@@ -97,7 +98,7 @@ def scrub(text: str, hidden: Iterable[str] = ()) -> str:
 
 def _disclose(value: Any, name: str) -> Any:
     """Return one value for others; None in place of a secret."""
-    if name == "names":  # Names of classes are what they are.
+    if name in ("names", "classes"):  # Names of classes are what they are.
         return value
     if isinstance(value, Mapping):
         return {key: _disclose(item, str(key)) for key, item in value.items()}

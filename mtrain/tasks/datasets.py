@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mtrain.core.interfaces.dataset import Split, SplitRequest
+from mtrain.data.classes import choose_classes
 from mtrain.data.reading import listed
 from mtrain.errors import DataError
 from mtrain.spec.bounds import bounded_reading, give_back, memory_limit
@@ -26,6 +27,7 @@ class OpenData:
         self._spec = spec
         self._reader = reader
         self._task = task
+        self._names_of_train: list[str] = []
         self.kind = reader.kind
 
     @cached_property
@@ -52,7 +54,7 @@ class OpenData:
         if split.class_names != self.train.class_names:
             raise DataError(
                 f"data.val: its classes are {', '.join(split.class_names)}, but those of data.train are "
-                f"{', '.join(self.train.class_names)}; both splits need the same classes"
+                f"{', '.join(self.train.class_names)}; both splits need the same classes: data.classes chooses and renames them"
             )
         return split
 
@@ -80,6 +82,11 @@ class OpenData:
         names: tuple[str, ...] = self.train.class_names
         return names
 
+    def _own_names(self) -> list[str]:
+        """Return the classes of the training split as its reader numbers them, before ``data.classes`` chooses."""
+        split = self.train  # reading it notes its names
+        return self._names_of_train or list(split.class_names)
+
     @cached_property
     def _parts(self) -> tuple[Any, Any] | None:
         """Return both splits where the task divides one set into them; else None."""
@@ -90,7 +97,7 @@ class OpenData:
         root = None if spec.root is None else Path(spec.root).expanduser()
         # A reader that numbers what it finds would number the
         # classes of an evaluation split that lacks one differently.
-        names = list(self.class_names) if split == "val" and self._reader.classes_of_train else spec.names
+        names = self._own_names() if split == "val" and self._reader.classes_of_train else spec.names
         request = SplitRequest(split=split, root=root, value=value, images=spec.images, names=names)
         with bounded_reading(f"data.root: {root}", memory_limit(), remedy=_SMALLER):
             content = self._reader.read(request)
@@ -100,6 +107,15 @@ class OpenData:
         if not len(content):
             raise DataError(f"data.{key}: the {key} split of {root} holds no image")
         _refuse_unwritable_names(getattr(content, "class_names", ()), key=key, root=root)
+        if split == "train":
+            self._names_of_train = list(getattr(content, "class_names", ()))
+        classes = getattr(spec, "classes", None)
+        if classes is not None:
+            content = content.with_classes(choose_classes(content.class_names, classes, key=f"{request!r} {classes!r}"))
+            if not len(content):
+                raise DataError(
+                    f"data.{key}: the {key} split of {root} holds no image of data.classes ({', '.join(classes)})"
+                )
         return self._task.prepared(spec, content)
 
 

@@ -111,23 +111,30 @@ def closest(file: Weights, *, besides: str, share: float) -> str | None:
     return best[2] or None
 
 
-def check_start(job: Resolved, outline: SpecOutline, *, training: bool) -> None:
+def check_start(job: Resolved, outline: SpecOutline, *, classes: Sequence[str], training: bool) -> None:
     """Check, before any rank is started, that ``model.weights`` can be read and belongs to the model.
 
     Args:
         job: Names the model, its options and the file.
         outline: The model of ``job``.
+        classes: Names of the classes of the job's data, in label order.
         training: Whether the job trains; if not, every entry must come from the file.
 
     Raises:
         CheckpointError: The file cannot be read, or its BatchNorms are folded into its convolutions.
-        SpecError: It belongs to another model, or lacks entries that evaluation needs.
+        SpecError: It belongs to another model, lacks entries that evaluation needs, or has the classes in another order.
     """
     spec = job.spec
     try:
         file = read(Path(str(spec.model.weights)))
     except CheckpointError as error:
         raise CheckpointError(f"model.weights: {error}") from error
+    known = file.labels.get("class_names") or classes
+    if not training and list(known) != list(classes) and sorted(known) == sorted(classes):
+        raise SpecError(
+            f"model.weights: {file.path} has the classes of the data in another order, {', '.join(known)}; evaluate with "
+            f"-o 'data.classes=[{', '.join(known)}]'"
+        )
     published = job.model_class.published
     if outline.state is None:  # the model cannot be outlined without its framework, so its ranks will check
         return

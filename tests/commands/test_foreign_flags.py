@@ -38,6 +38,7 @@ VALUES = {
     "--label_smoothing=0.1": {"model.options.label_smoothing": 0.1},
     "--cos-lr": {"schedule.name": "cosine"},
     "--image-weights": {"data.image_weights": True},
+    "--single-cls": {"data.classes.*": "item"},
     "--multi-scale": {"data.augment.multi_scale": 0.5},
     "--cos_lr": {"schedule.name": "cosine"},
     "--optimizer AdamW": {"optimizer.rule": "adamw"},
@@ -79,7 +80,9 @@ def test_a_data_yaml_replaces_the_data_of_the_spec(here):  # noqa: F811
     (here / "my data" / "cells.yaml").write_text("path: .\ntrain: images\nval: images\nnames: [a]\n")
     data = flags("--data 'my data/cells.yaml'", config="yolov5n_bccd").spec.data
     assert (data.format, data.root, data.options) == ("yolo", "my data", {"description": "cells.yaml"})
-    assert (data.train, data.val, data.images, data.names) == (None, None, None, None)
+    assert (data.train, data.val, data.images, data.names, data.classes) == (None, None, None, None, None)
+    data = flags("--single-cls --data 'my data/cells.yaml'", config="yolov5n_bccd").spec.data
+    assert (data.format, data.classes) == ("yolo", {"*": "item"})
 
 
 def test_without_c_the_recipe_is_the_shipped_one_that_cfg_names_and_never_the_demos(here, capsys):  # noqa: F811

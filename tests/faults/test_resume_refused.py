@@ -6,6 +6,7 @@ import yaml
 from mtrain.commands import main
 from mtrain.core.checkpoint.format import size_of
 from mtrain.core.checkpoint.store import newest
+from mtrain.errors import SpecError
 from mtrain.jobs.preflight import job_checks
 from mtrain.jobs.resume.check import checkpoint_bytes
 from mtrain.spec import config
@@ -51,6 +52,15 @@ def test_all_that_is_checked_of_a_model_before_it_is_built_needs_one_outline(sto
     assert [question.model for questions in outlined for question in questions] == ["yolov5n"]
 
 
+def test_weights_are_not_evaluated_on_their_classes_in_another_order(stopped):
+    runner, _ = stopped
+    spec = config.read(runner.run_folder("first") / "spec.json")
+    model = spec.model.model_copy(update={"weights": str(newest(runner.run_folder("first") / "checkpoints"))})
+    data = spec.data.model_copy(update={"classes": list("1023456789")})
+    with pytest.raises(SpecError, match=r"in another order, 0, 1, .*data\.classes=\[0, 1, 2"):
+        job_checks.check(Resolved.of(spec.model_copy(update={"model": model, "data": data})), size=1, training=False)
+
+
 def test_a_job_that_patience_has_ended_says_so_and_what_resume_would_do(stopped):
     runner, output = stopped
     updates = runner.summary("first")["updates"]
@@ -69,6 +79,11 @@ def test_a_job_that_patience_has_ended_says_so_and_what_resume_would_do(stopped)
             ["model.name: yolov5s given, the checkpoint was trained with yolov5n", "of another shape"],
         ),
         ("optimizer.rule=sgd", ["optimizer.rule: sgd given", "moments of another rule (mean, square)"]),
+        (
+            "data.classes=[1,0,2,3,4,5,6,7,8,9]",
+            ["trained on other classes", "label 0 is '1' here, '0' there", "data.classes chooses, renames and orders"],
+        ),
+        ("data.classes=[3,8]", ["2 classes in the data, the checkpoint was trained with 10"]),
         ("train.freeze=[model.0]", ["train.freeze: ['model.0'] given", "holds no moments for other parameters"]),
     ],
 )

@@ -48,6 +48,7 @@ def test_an_exported_model_takes_along_how_images_are_prepared_and_scored_alone(
         "model.weights": str(tmp_path / "hunter2.pt"),
         "data.root": str(tmp_path),
         "data.names": ["cat", "dog"],
+        "data.classes": {"dog": "hound", "cat": None},
         "data.format": "coco",
         "data.train": "bob/train",
         "data.image_size": 96,
@@ -66,6 +67,7 @@ def test_an_exported_model_takes_along_how_images_are_prepared_and_scored_alone(
         96,
         "letterbox",
     )
+    assert data["classes"] == {"dog": "hound", "cat": None}
     assert needed["evaluate"]["batch_size"] == 3
     assert data["augment"]["mosaic"] == 0.3, "resize: stretch refuses the default, so the values of the job are kept"
     read = config.from_json(json.dumps(needed))

@@ -1,11 +1,25 @@
 """Parts of a spec that tasks on images have in common. Imports no image library."""
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from mtrain.spec.model import DataSpec
 from mtrain.spec.section import Count, Fraction, Off, Positive, Section
+
+
+def _each_once(classes: Any) -> Any:
+    repeated = [name for name in classes if classes.count(name) > 1] if isinstance(classes, list) else []
+    if repeated:
+        raise ValueError(f"given {repeated[0]!r} twice, expected each class once")
+    lists = classes if isinstance(classes, dict) else {}
+    turned = next(((new, old) for new, old in lists.items() if isinstance(old, list) and old), None)
+    if turned is not None:
+        raise ValueError(
+            f"given a list for {turned[0]!r}; the class of the data set comes first: {{{turned[1][0]}: {turned[0]}}}"
+        )
+    return classes
+
 
 PIPELINE_FILES = (".yml", ".yaml", ".json")
 """Suffixes of files with a pipeline of albumentations."""
@@ -33,6 +47,17 @@ class ImageDataSpec(DataSpec):
     resize: Literal["letterbox", "stretch"] = Field(
         default="letterbox",
         description="letterbox: keep the image's shape, fill up with grey; stretch: both sides to image_size",
+    )
+    classes: (
+        Annotated[
+            Annotated[list[str], Field(min_length=1)] | Annotated[dict[str, str | None], Field(min_length=1)],
+            BeforeValidator(_each_once),
+        ]
+        | None
+    ) = Field(
+        default=None,
+        description="some of the data set's classes: a list names those to learn, in label order; a mapping renames (mug: cup), "
+        "merges those of one new name, and leaves out (table: null); its key '*' stands for all others. null: all classes",
     )
     max_pixels: Positive = Field(
         default=120_000_000,

@@ -87,17 +87,17 @@ def check(job: Resolved, *, size: int, training: bool = True, resumed: Path | No
         job.model.check_libraries()
     if scored:
         make_augmented(job)
-    classes = len(task.task().class_names)
-    outline = SpecOutline(spec, classes=classes)
+    classes = list(task.task().class_names)
+    outline = SpecOutline(spec, classes=len(classes))
     notes = []
     if resumed is not None:
         job.model.check_resumed(prepared.details, (read_description(resumed).get("extra") or {}).get("details") or {})
         notes = check_resume(spec, resumed, outline, classes=classes, training=training)
     elif spec.model.weights is not None:
-        check_start(job, outline, training=training)
+        check_start(job, outline, classes=classes, training=training)
     if training:
         blocks_to_recompute(spec, job.model)
-        check_teacher(job, list(task.task().class_names))
+        check_teacher(job, classes)
         _check_room(spec, resumed, outline)
         _check_freeze(spec, outline)
         order = Shuffled(task.length("train"), global_batch=spec.train.batch_size, seed=spec.train.seed)
@@ -124,9 +124,9 @@ def _check_in_ranks(job: Resolved, *, training: bool, resumed: Path | None) -> l
     spec, notes = job.spec, []
     outline = SpecOutline(spec, classes=0)
     if resumed is not None:
-        notes = check_resume(spec, resumed, outline, classes=0, training=training)
+        notes = check_resume(spec, resumed, outline, classes=(), training=training)
     elif spec.model.weights is not None:
-        check_start(job, outline, training=training)
+        check_start(job, outline, classes=(), training=training)
     if training:
         blocks_to_recompute(spec, job.model)
         if spec.train.distil is not None:

@@ -17,14 +17,16 @@ from mtrain.weights.outline import SpecOutline
 _SHOWN = 3
 
 
-def check_resume(spec: Spec, folder: Path, outline: SpecOutline, *, classes: int, training: bool) -> list[str]:
+def check_resume(
+    spec: Spec, folder: Path, outline: SpecOutline, *, classes: Sequence[str], training: bool
+) -> list[str]:
     """Compare the model and the optimizer of ``spec`` with those that wrote the checkpoint ``folder``.
 
     Args:
         spec: Spec of the job that is to start from the checkpoint.
         folder: An intact checkpoint.
         outline: The model of ``spec``.
-        classes: Number of classes of the job's data.
+        classes: Names of the classes of the job's data, in label order; empty: not known here.
         training: Whether the optimizer is restored too.
 
     Returns:
@@ -35,16 +37,31 @@ def check_resume(spec: Spec, folder: Path, outline: SpecOutline, *, classes: int
     """
     body = read_description(folder)
     saved = body.get("spec") or {}
-    changes = _changes(spec, saved, names=(body.get("extra") or {}).get("class_names"), classes=classes)
+    names = (body.get("extra") or {}).get("class_names")
+    changes = _changes(spec, saved, names=names, classes=len(classes))
     weights = shapes_of(folder, "weights")
     if (changes or not saved) and (unfit := _unfit(outline, weights)):
         raise CheckpointError(
             f"{folder} does not fit this job: {'; '.join([*changes, unfit])}. Give the model, options and data that it "
             f"was trained with, or start a new job from its weights with model.weights: {folder}"
         )
+    # Other classes of the same number would fit every array, and each label would mean something else.
+    if names is not None and classes and list(names) != list(classes):
+        places = [place for place, (then, now) in enumerate(zip(names, classes, strict=False)) if then != now]
+        first = f"; label {places[0]} is {classes[places[0]]!r} here, {names[places[0]]!r} there" if places else ""
+        raise CheckpointError(
+            f"{folder} was trained on other classes than the data of this job have: {_list(names)} there, {_list(classes)} "
+            f"here{first}. data.classes chooses, renames and orders classes; or start a new job from its weights with "
+            f"model.weights: {folder}"
+        )
     if training:
         _check_moments(spec, saved, folder, list(weights))
     return [f"resumed with a change: {change}" for change in changes]
+
+
+def _list(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return f"{', '.join(map(str, names[:_SHOWN]))}{more}"
 
 
 def _changes(spec: Spec, saved: Mapping[str, Any], *, names: Sequence[str] | None, classes: int) -> list[str]:

@@ -7,6 +7,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from mtrain.data.classes import LEFT_OUT, ClassChoice
 from mtrain.data.reading import divide
 from mtrain.data.texts import Texts
 from mtrain.errors import DataError
@@ -69,6 +70,15 @@ class LabelledImages:
         empty = [name for name, count in self.histogram().items() if not count]
         named = f"{', '.join(empty[:20])}{f' and {len(empty) - 20} more' if len(empty) > 20 else ''}"
         return [*self.notes, *([f"classes without an image: {named}"] if empty else [])]
+
+    def with_classes(self, choice: ClassChoice) -> "LabelledImages":
+        """Return the images of some classes, under their new names."""
+        counts = np.bincount(self.labels, minlength=len(choice.known)).tolist()
+        labels = choice.label_of[self.labels]
+        kept = np.flatnonzero(labels != LEFT_OUT)
+        notes = [*self.notes, choice.describe(counts, unit="images")]
+        chosen = self if len(kept) == len(self) else _choose(self, kept.tolist())
+        return replace(chosen, labels=labels[kept], class_names=choice.names, notes=notes)
 
     def divide(self, share: float, *, seed: int) -> "tuple[LabelledImages, LabelledImages]":
         """Divide the split into a training part and an evaluation part with ``share`` of the images of each class.

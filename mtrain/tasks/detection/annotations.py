@@ -7,15 +7,16 @@ A reader fills one :class:`AnnotatedImage` per image with the content of its fil
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from mtrain.data.classes import LEFT_OUT, ClassChoice
 from mtrain.data.lazy_rows import LazyRows
-from mtrain.data.once_per_host import LEAST_IMAGES, Form
+from mtrain.data.once_per_host import LEAST_IMAGES, Form, read_once
 from mtrain.data.reading import divide
 from mtrain.data.texts import Arrays, Texts
 from mtrain.errors import DataError
@@ -216,6 +217,26 @@ class Annotations:
     def subset(self, images: Sequence[AnnotatedImage], *, notes: Sequence[str]) -> "Annotations":
         """Return some of the images, with the same classes."""
         return assemble(images, class_names=self.class_names, category_ids=self.category_ids, notes=notes)
+
+    def with_classes(self, choice: ClassChoice) -> "Annotations":
+        """Return the images with the boxes of some classes, under their new names; images without a box stay."""
+        return read_once(lambda: self._with_classes(choice), key=choice.key, form=SHARED)
+
+    def _with_classes(self, choice: ClassChoice) -> "Annotations":
+        counts = np.zeros(len(choice.known), np.int64)
+        images, emptied = [], 0
+        for image in self.images:
+            counts += np.bincount(image.labels, minlength=len(counts))
+            labels = choice.label_of[image.labels]
+            kept = labels != LEFT_OUT
+            emptied += bool(len(kept)) and not kept.any()
+            parts = {name: getattr(image, name)[kept] for name in ("boxes_xywh", "crowd", "area")}
+            images.append(replace(image, labels=labels[kept], **parts))
+        told = choice.describe(counts.tolist(), unit="boxes")
+        if emptied:
+            told += f"; {emptied} of {len(images)} images have no box left and stay, as images with nothing to find"
+        ids = [self.category_ids[first] for first in choice.firsts]
+        return assemble(images, class_names=choice.names, category_ids=ids, notes=[*self.notes, told])
 
     def divide(self, share: float, *, seed: int) -> "tuple[Annotations, Annotations]":
         """Divide the split into a training part and an evaluation part with ``share`` of the images, at least one in each.

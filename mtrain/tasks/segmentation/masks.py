@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from mtrain.data.classes import LEFT_OUT, ClassChoice
 from mtrain.data.images.header import MAX_PIXELS, need_bounded, probe
 from mtrain.data.images.indexed import IGNORED, read_indices
 from mtrain.data.reading import divide, listed
@@ -29,6 +30,8 @@ class MaskedImages:
     keys: Sequence[str] = ()
     """Name of each image within the data set, the same on every host; ``data.split`` divides by it."""
     max_pixels: int = MAX_PIXELS
+    choice: ClassChoice | None = None
+    """The classes that are learnt, of those that the files have; None: all of them."""
 
     def __len__(self) -> int:
         return len(self.images)
@@ -71,14 +74,27 @@ class MaskedImages:
                 f"{path}: a mask of {width} x {height} pixels, but {self.images[index].name} has {size_wh[0]} x "
                 f"{size_wh[1]}; give masks of the size of their images"
             )
+        classes = len(self.class_names if self.choice is None else self.choice.known)
         found = np.bincount(mask.ravel(), minlength=256)[:IGNORED]
-        unknown = np.flatnonzero(found[len(self.class_names) :]) + len(self.class_names)
+        unknown = np.flatnonzero(found[classes:]) + classes
         if len(unknown):
             raise DataError(
-                f"{path}: class index {', '.join(map(str, unknown[:5]))} for {len(self.class_names)} classes; expected 0 to "
-                f"{len(self.class_names) - 1}, or {IGNORED} where a pixel counts nowhere; name all classes with data.names"
+                f"{path}: class index {', '.join(map(str, unknown[:5]))} for {classes} classes; expected 0 to "
+                f"{classes - 1}, or {IGNORED} where a pixel counts nowhere; name all classes with data.names"
             )
-        return mask
+        if self.choice is None:
+            return mask
+        table = np.full(256, IGNORED, np.uint8)
+        table[:classes] = np.where(self.choice.label_of == LEFT_OUT, IGNORED, self.choice.label_of)
+        return table[mask]
+
+    def with_classes(self, choice: ClassChoice) -> "MaskedImages":
+        """Return the images with masks of some classes; pixels of the others count nowhere."""
+        return replace(self, class_names=choice.names, choice=choice)
+
+    def report(self) -> list[str]:
+        """Return a sentence on the choice of classes, where one was made."""
+        return [] if self.choice is None else [f"{self.choice.describe()}; pixels of classes left out count nowhere"]
 
     def chosen(self, indices: Sequence[int]) -> "MaskedImages":
         """Return the images with these numbers, in that order."""

@@ -84,10 +84,6 @@ class SegmentationTask(ImageTask):
 
         return MaskEvaluator(self._data.val, resize=self._section.resize)
 
-    def report(self) -> list[str]:
-        """Return nothing: what is wrong with an image or a mask is an error."""
-        return []
-
     def describe(self) -> list[Table | Remark]:
         """Tabulate the images per split and the share of pixels per class."""
         from mtrain.tasks.segmentation.masks import count_pixels
@@ -102,6 +98,7 @@ class SegmentationTask(ImageTask):
         ]
         parts: list[Table | Remark] = [totals]
         parts.append(Table(columns=("label", "class", *(f"{name} pixels" for name in splits)), rows=rows))
+        parts += [Remark(text=f"{name}: {line}") for name, split in splits.items() for line in split.report()]
         for name, count in counts.items():
             missing = [label for label, pixels in zip(names[:-1], count, strict=False) if not pixels]
             text = f"classes without a pixel: {', '.join(missing[:20])}" if missing else "every class occurs"

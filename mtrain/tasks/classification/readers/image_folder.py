@@ -9,7 +9,7 @@ import numpy as np
 
 from mtrain.core.interfaces import Dataset, Split, SplitRequest
 from mtrain.data.images.header import SUFFIXES
-from mtrain.data.reading import FOLDERS_OF, leads_around, listed, name_some, need_root, walk
+from mtrain.data.reading import FOLDERS_OF, leads_around, listed, name_some, need_root, some_classes, walk
 from mtrain.data.texts import Texts
 from mtrain.errors import DataError
 from mtrain.spec.section import NoOptions
@@ -122,6 +122,8 @@ def _agreeing(names: Sequence[str], classes: dict[str, Path], folder: Path, spli
     parts += [f"  no such class: the folder {name!r}" for name in unknown[:20]]
     parts += [f"  no folder: the class {name!r}" for name in missing[:20]]
     parts.append("  rename or remove the folders, or correct data.names, which names each class once")
+    if not missing and len(set(names)) == len(names):
+        parts.append(f"  {some_classes(names)}")
     raise DataError("\n".join(parts))
 
 

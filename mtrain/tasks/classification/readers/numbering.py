@@ -47,7 +47,7 @@ def number_classes(
         known = f"{', '.join(names[:20])}{', ...' if len(names) > 20 else ''}"
         raise DataError(
             f"{len(problems)} of {len(labels)} labels are not among the {len(names)} classes ({known}); correct them, or "
-            f"data.names:\n{listed(problems)}"
+            f"data.names, or name all of them there and choose with data.classes:\n{listed(problems)}"
         )
     return tuple(names), np.array([numbers[label] for label in labels], dtype=np.int64)
 

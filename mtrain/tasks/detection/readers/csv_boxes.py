@@ -87,7 +87,10 @@ class CsvBoxes(Dataset):
             boxes.setdefault(folder / row.fields[0].replace("\\", "/"), []).extend(box)
         annotated = _images(boxes, root, problems)
         if problems:
-            raise DataError(f"{len(problems)} wrong rows or images; correct or remove them:\n{listed(problems)}")
+            choose = "" if request.names is None else " (data.names names all classes; data.classes chooses some)"
+            raise DataError(
+                f"{len(problems)} wrong rows or images; correct or remove them{choose}:\n{listed(problems)}"
+            )
         return assemble(annotated, class_names=tuple(names), category_ids=tuple(range(1, len(names) + 1)))
 
     def _rows(self, file: Path) -> list[CsvRow]:

@@ -272,7 +272,10 @@ def _read_all(paths: Sequence[Path], places: Sequence[Path], *, class_count: int
         except DataError as error:
             problems.append(str(error))
     if problems:
-        raise DataError(f"{len(problems)} wrong label lines or images; correct or remove them:\n{listed(problems)}")
+        raise DataError(
+            f"{len(problems)} wrong label lines or images; correct or remove them (data.names names all classes; data.classes "
+            f"chooses some):\n{listed(problems)}"
+        )
     return images
 
 
