@@ -172,6 +172,11 @@ def read_ranks(run: Path, node: int | None) -> dict[int, tuple[int, ...]]:
         os.close(descriptor)
 
 
+def living_ranks(run: Path, node: int | None) -> dict[int, int]:
+    """Return the ranks of ``read_ranks`` that still live: rank -> process."""
+    return {rank: pid for rank, (pid, began) in read_ranks(run, node).items() if 0 < _ticks(pid) == began}
+
+
 def _each(pids: list[int], action: Callable[[int], None]) -> None:
     for pid in pids:
         with suppress(ProcessLookupError, PermissionError):

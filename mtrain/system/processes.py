@@ -175,6 +175,16 @@ def _children(parent: int) -> list[psutil.Process]:
         return []
 
 
+def below(parent: int) -> list[int]:
+    """Return the ids of all descendants of a process."""
+    return [pid for child in _children(parent) for pid in (child.pid, *below(child.pid))]
+
+
+def name_of(pid: int) -> str:
+    """Return the name of a process's program; empty: there is no such process."""
+    return "".join(process.name() for process in by_id(pid))
+
+
 def _words(process: psutil.Process) -> list[str]:
     try:
         return _without_empty_end(process.cmdline())

@@ -33,6 +33,7 @@ OWN = (
     "compare",
     "plan",
     "doctor",
+    "stacks",
     "config",
     "data",
     "plugins",

@@ -1,12 +1,11 @@
 """Stacks of ranks: who can be asked by a signal, who must not be, and that nobody is changed by having been asked."""
 
-import contextlib
 import fcntl
 import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,40 +14,10 @@ from mtrain.rank import process
 from mtrain.system import stacks
 from mtrain.system.runfolder import RunFolder
 from mtrain.system.stacks import Frame, Stack
-from tests.starts import starts_processes
+from tests.forks import Fork, fork
 
+__all__ = ["fork"]
 pytestmark = [pytest.mark.smoke, pytest.mark.skipif(sys.platform != "linux", reason="/proc and files in memory")]
-Fork = Callable[..., int]
-
-
-@pytest.fixture
-@starts_processes
-def fork(monkeypatch: pytest.MonkeyPatch) -> Iterator[Fork]:
-    """Run a function in a fork of this process, registered as a rank; return its id once the function has begun."""
-    monkeypatch.setattr(stacks, "BEGINNING_S", 0.0)
-    pids = []
-
-    def start(work: Callable[[], object], *, rank: int | None = 0) -> int:
-        reading, writing = os.pipe()
-        pid = os.fork()
-        if pid == 0:
-            with contextlib.suppress(BaseException):
-                if rank is not None:
-                    stacks.register(rank)
-                os.write(writing, b"x")
-                work()
-            os._exit(0)
-        pids.append(pid)
-        os.close(writing)
-        os.read(reading, 1)
-        os.close(reading)
-        return pid
-
-    yield start
-    for pid in pids:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
 
 
 @pytest.fixture
