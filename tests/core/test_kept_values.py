@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from mtrain.core.checkpoint import format, sharing
 from mtrain.core.collective import OneRank
 from mtrain.core.interfaces import Progress, State
-from mtrain.rank.script import records
+from mtrain.rank.script import kept
 
 NUMBERS = (
     math.inf, -math.inf, math.nan, -0.0, 0.0, 5e-324, 1.7976931348623157e308, 0.1 + 0.2, 2**53 + 1, -(2**63), 2**64, 10**4000,
@@ -73,8 +73,8 @@ def saved_with(extra: dict[str, Any], spec: dict[str, Any] | None = None) -> for
 
 def restored(state: Any, folder: Path) -> Any:
     """Return what a checkpoint in ``folder`` returns of a kept state."""
-    format.write(folder, saved_with({"kept": {"own": records.as_plain(state, name="own")}}))
-    return records.from_plain(format.load(folder).meta["extra"]["kept"]["own"], np.asarray)
+    format.write(folder, saved_with({"kept": {"own": kept.as_plain(state, name="own")}}))
+    return kept.from_plain(format.load(folder).meta["extra"]["kept"]["own"], np.asarray)
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -10,7 +10,7 @@ import torch
 import mtrain
 from mtrain.core.checkpoint import store
 from mtrain.errors import ScriptError
-from mtrain.rank.script import records
+from mtrain.rank.script import kept
 from mtrain.rank.script.native import RecordingOptimizer
 from mtrain.rank.script.schedulers import adopt, groups_of_native, make_scheduler
 from tests.script.runs import SCRIPTS
@@ -106,9 +106,9 @@ def test_any_scheduler_gives_the_rates_of_a_plain_loop_and_goes_on_from_its_save
         step(reference, number)
         step(ours.scheduler, number)
         if number == STEPS // 2:  # as a checkpoint holds it
-            text = json.dumps(records.as_plain(ours.state_dict(), name="scheduler"))
+            text = json.dumps(kept.as_plain(ours.state_dict(), name="scheduler"))
             ours = make_scheduler(MAKERS[name], groups, framework="torch", ratios_stay=False)
-            ours.load_state_dict(records.from_plain(json.loads(text), torch.from_numpy))
+            ours.load_state_dict(kept.from_plain(json.loads(text), torch.from_numpy))
     assert len(set(seen)) > 1, "the rates change"
 
 
@@ -238,7 +238,7 @@ def test_an_own_scheduler_that_was_made_with_its_optimizer_is_taken_as_one_made_
             other = optimizer_of(kind)
             ours, state = adopt(scheduler := own(other), other), ours.state_dict()
             ours.load_state_dict(
-                records.from_plain(json.loads(json.dumps(records.as_plain(state, name="x"))), torch.from_numpy)
+                kept.from_plain(json.loads(json.dumps(kept.as_plain(state, name="x"))), torch.from_numpy)
             )
     assert len(set(seen)) > 1
     assert [group["lr"] for group in given.param_groups] == first, "it changes a stand-in"

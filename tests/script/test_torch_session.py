@@ -11,11 +11,11 @@ import mtrain
 from mtrain.commands.run import run as run_command
 from mtrain.commands.run import split_at_script
 from mtrain.core.checkpoint import store
+from mtrain.core.collective import OneRank
 from mtrain.data import trees
 from mtrain.errors import CheckpointError, ScriptError, UsageError
 from mtrain.jobs.run import script_job
-from mtrain.rank.script import evaluation
-from mtrain.rank.script import records as kept
+from mtrain.rank.script import evaluation, kept
 from mtrain.rank.script.reading.loaders import Selection
 from mtrain.rank.script.reading.samples import Samples
 from mtrain.rank.script.schedulers import make_scheduler
@@ -286,7 +286,7 @@ MISUSES = {
     "no pair": (evaluated(step=lambda model, batch: model(batch[0])), "expected the pair"),
     "a number for a batch": (evaluated(step=lambda m, b: (m(b[0]).sum(), b[1])), "one prediction per sample"),
     "an unknown score": (evaluated(score="f1"), "the metric has accuracy"),
-    "an object without state": (lambda torch, s: s.keep("x", object()), "has no state_dict()"),
+    "an object without state": (lambda torch, s: s.keep("x", object()), "expected an object with state_dict()"),
 }
 
 
@@ -619,15 +619,9 @@ def test_the_decay_of_an_average_is_constant_from_the_first_update_on(torch):
 
 
 def test_an_unknown_kept_name_is_refused_when_a_job_is_resumed():
-    from types import SimpleNamespace
-
-    from mtrain.rank.script.records import ScriptRecords
-
-    saved = SimpleNamespace(meta={"extra": {"kept": {"a": {"dict": []}}}})
-    records = SimpleNamespace(_kept={}, _saved=saved)
-    thing = SimpleNamespace(state_dict=dict, load_state_dict=lambda state: None)
+    objects = kept.KeptObjects(OneRank(), {"a": {"dict": []}}, np.asarray, warn=print)
     with pytest.raises(CheckpointError, match="it has a"):
-        ScriptRecords.keep(records, "b", thing)
+        objects.keep("b", {})
 
 
 def test_batches_of_any_shape_are_taken_apart_and_joined_again():

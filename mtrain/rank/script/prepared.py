@@ -276,7 +276,7 @@ class Prepared:
             framework = self.job.resolved.backend.framework
             stepped = make_scheduler(request.scheduler, groups, framework=framework, ratios_stay=native is not None)
         if stepped is not None:
-            self.records.keep(f"scheduler of {name}" if name else "scheduler", stepped)
+            self.records.kept.keep(f"scheduler of {name}" if name else "scheduler", stepped)
         return stepped
 
 

@@ -1,27 +1,23 @@
 """The reports, checkpoints and summary of a script's job. Rank 0 writes them; the other ranks call the same methods."""
 
-import base64
-import hashlib
-import json
 import math
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from mtrain.core.checkpoint import store
-from mtrain.core.interfaces import Array, Backend, Collective, Progress, RankSession, Why
+from mtrain.core.interfaces import Backend, Progress, RankSession, Why
 from mtrain.core.record_files import RESULTS
 from mtrain.core.samples import resumed_samples
-from mtrain.data import trees
-from mtrain.errors import CheckpointError, ScriptError
+from mtrain.errors import ScriptError
 from mtrain.rank import copying
 from mtrain.rank.records import RANDOM_SHARDS, TrainingRecords, report_of, reported_run
 from mtrain.rank.script import pictures
 from mtrain.rank.script.job import RankJob, digest_of
+from mtrain.rank.script.kept import KeptObjects, as_plain, from_plain
 from mtrain.rank.script.settings import described_script
 from mtrain.records.adapted import of_objects
 from mtrain.records.reporter import Report
@@ -45,7 +41,6 @@ class ScriptRecords:
         self._rank = rank
         self._saved = saved
         self._started = time.perf_counter()
-        self._kept: dict[str, Any] = {}
         self._warned_of_zero = False
         self._names: list[str] = []
         """Names under which the next checkpoint is kept."""
@@ -60,6 +55,8 @@ class ScriptRecords:
         self.further: Mapping[str, Any] = {}
         """Plain values of the loop's own that the next checkpoints hold."""
         self.report = self._report(reporters)
+        states = None if saved is None else saved.meta["extra"].get("kept", {})
+        self.kept = KeptObjects(rank.collective, states, self._tensor, warn=partial(self.report.event, "warning"))
         self.training = TrainingRecords(job.spec, job.run_folder, rank, self.report, saved)
         copying.catch_up(self.training.copies, job.run_folder)
 
@@ -74,28 +71,6 @@ class ScriptRecords:
         )
         shown = [] if job.display is None else [("display", job.display)]
         return report_of(job.resolved, run, [*shown, *of_objects(reporters, run)])
-
-    # -------------------------------------------------------------------------------------------------- kept objects
-    def keep(self, name: str, kept_object: Any) -> None:
-        """See ``Session.keep``."""
-        if not (hasattr(kept_object, "state_dict") and hasattr(kept_object, "load_state_dict")):
-            raise ScriptError(
-                f"session.keep({name!r}): an object of type {type(kept_object).__name__} has no state_dict() and "
-                "load_state_dict(state); give it both"
-            )
-        if name in self._kept:
-            raise ScriptError(f"session.keep({name!r}): this name is taken; give each object a name of its own")
-        as_plain(kept_object.state_dict(), name=name)
-        self._kept[name] = kept_object
-        if self._saved is None:
-            return
-        states = self._saved.meta["extra"].get("kept", {})
-        if name not in states:
-            raise CheckpointError(
-                f"session.keep({name!r}): the checkpoint has no state of that name; it has {', '.join(states) or 'none'}. "
-                "Start a new run, or use the name of the script that wrote it"
-            )
-        kept_object.load_state_dict(from_plain(states[name], self._tensor))
 
     def _tensor(self, array: Any) -> Any:
         """Return an array as a tensor of this rank's framework, on its device."""
@@ -163,10 +138,8 @@ class ScriptRecords:
     def save(self, state: Any, progress: Progress, *, score: float | None, why: Why, spec: Any, stream: Any) -> None:
         """Write a checkpoint in the background; ``stream``: state of the stream that is read, None where it has none."""
         # At once and not in the background: the script goes on to change what it keeps.
-        states = {name: as_plain(item.state_dict(), name=name) for name, item in self._kept.items()}
-        check_alike(states, self._rank.collective)
         extra = {
-            "kept": states,
+            "kept": self.kept.states(),
             "stream": None if stream is None else as_plain(stream, name="the stream"),
             "script": script_mark(),
             resumed_samples.KEY: resumed_samples.facts(count=self._samples),
@@ -239,76 +212,3 @@ def script_mark() -> str | None:
         return digest_of(Path(sys.argv[0]))
     except OSError:
         return None
-
-
-LARGEST_BYTES = 16 * 1024 * 1024
-"""Largest array that is kept. Larger state belongs into the model, whose arrays are stored in a format of their own."""
-TAKEN = "numbers, text, None, arrays, tensors, and lists, tuples and dicts of these"
-"""What a kept state may hold, for messages."""
-
-
-def as_plain(value: Any, *, name: str) -> Any:
-    """Return the result of a ``state_dict`` as values that JSON can hold.
-
-    Raises:
-        ScriptError: it holds something else than numbers, text, arrays and containers of these.
-    """
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    if isinstance(value, Mapping):
-        return {"dict": [[as_plain(key, name=name), as_plain(item, name=name)] for key, item in value.items()]}
-    if isinstance(value, list | tuple):
-        kind = "list" if isinstance(value, list) else "tuple"
-        return {kind: [as_plain(item, name=name) for item in value]}
-    array = trees.as_array(value)
-    if array is None or array.dtype == object:
-        raise ScriptError(f"session.keep({name!r}): its state_dict() holds a {type(value).__name__}; expected {TAKEN}")
-    if array.nbytes > LARGEST_BYTES:
-        raise ScriptError(
-            f"session.keep({name!r}): its state_dict() holds an array of {array.nbytes / 2**20:.0f} MiB; at most "
-            f"{LARGEST_BYTES >> 20} MiB are kept: make it a buffer of the model"
-        )
-    content = base64.b64encode(np.ascontiguousarray(array).tobytes()).decode()
-    kind = "numpy" if isinstance(value, np.ndarray) else "scalar" if isinstance(value, np.generic) else "tensor"
-    return {
-        "array": [array.dtype.str, list(array.shape), content],
-        "tensor": kind == "tensor",
-        "scalar": kind == "scalar",
-    }
-
-
-def from_plain(value: Any, tensor: Callable[[Array], Any]) -> Any:
-    """Return the value from which ``as_plain`` made ``value``; ``tensor`` turns an array into a tensor."""
-    if not isinstance(value, Mapping):
-        return value
-    if "dict" in value:
-        return {from_plain(key, tensor): from_plain(item, tensor) for key, item in value["dict"]}
-    if "array" in value:
-        dtype, shape, content = value["array"]
-        array = np.frombuffer(base64.b64decode(content), dtype=np.dtype(dtype)).reshape(shape).copy()
-        if value.get("scalar"):
-            return array[()]
-        return tensor(array) if value["tensor"] else array
-    if "tuple" in value:
-        return tuple(from_plain(item, tensor) for item in value["tuple"])
-    return [from_plain(item, tensor) for item in value["list"]]
-
-
-def check_alike(states: Mapping[str, Any], collective: Collective) -> None:
-    """Refuse plain states that are not those of rank 0, which alone are saved; every rank must call.
-
-    Raises:
-        ScriptError: A rank has another state than rank 0, or one that rank 0 does not have; raised on every rank.
-    """
-    if collective.size == 1:
-        return
-    # Digests and not the states: they are gathered from all ranks at each save.
-    own = {name: hashlib.sha256(json.dumps(state).encode()).digest() for name, state in states.items()}
-    first, *others = collective.all_gather(own)
-    for rank, digests in enumerate(others, 1):
-        for name in (name for name, digest in digests.items() if first.get(name) != digest):
-            differs = "differs from that of rank 0" if name in first else "is kept, and rank 0 keeps none"
-            raise ScriptError(
-                f"session.keep: the state of {name!r} on rank {rank} {differs}, but a checkpoint holds that of rank 0 alone, for all "
-                "ranks; keep what is equal on all ranks, and make what belongs to a rank's samples anew when the job is resumed"
-            )

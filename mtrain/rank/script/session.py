@@ -210,18 +210,25 @@ class Session:
         entry = self._prepared.add(request)
         return entry.model, entry.updater
 
-    def keep(self, name: str, kept_object: Any) -> None:
-        """Save ``kept_object`` in checkpoints too, and restore it now if the job is resumed.
+    def keep(self, name: str, kept_object: Any, *, rows: int | None = None) -> None:
+        """Save ``kept_object`` in checkpoints too, and restore it now if the job is resumed. Every rank must call, before the loop.
 
-        The object has ``state_dict()`` and ``load_state_dict(state)``. A state holds numbers, text, None, arrays and tensors, and lists,
-        tuples and dicts of these. That of rank 0 is saved, and restored on all ranks; a save refuses states that differ between ranks.
-        Call it before ``batches``.
+        It is an object with ``state_dict()`` and ``load_state_dict(state)``, or itself a dict, a list, an array, a tensor or a generator
+        of torch, numpy or random. A state holds numbers, text, bytes, None, arrays, tensors and generators, and lists, tuples and dicts
+        of these. A state that is equal on all ranks is saved once, and restored on any number of ranks. One that differs is saved for each
+        rank, and restored on the same number of ranks.
+
+        Args:
+            name: Of its own for each object.
+            kept_object: See above.
+            rows: The axis along which the arrays of the state have a row for each sample of this rank in an update, in their order. They
+                are saved as one array in the order of the global batch, and divided anew among any number of ranks.
 
         Raises:
-            ScriptError: the object lacks these methods, the name is taken, or the state cannot be stored.
-            CheckpointError: the checkpoint that is resumed has no state of this name.
+            ScriptError: the object or its state cannot be kept, the name is taken, or there are ``rows`` and no model was prepared.
+            CheckpointError: the checkpoint that is resumed has no state of this name, or that of another number of ranks.
         """
-        self._records.keep(name, kept_object)
+        self._records.kept.keep(name, kept_object, rows=rows, shares=self._prepared.shares)
 
     def batches(
         self,

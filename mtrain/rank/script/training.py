@@ -140,6 +140,8 @@ class Training:
             self._prepared.job.save_requested.mark_served()
         state = self._prepared.records.training.stream(*self._prepared.models.as_stepped)
         stream = self.reading.state_before(progress.epoch, progress.position)
+        if progress.update:
+            self._prepared.records.kept.samples = self.reading.size(*self.reading.place(progress.update - 1))
         self._prepared.records.save(state, progress, score=score, why=why, spec=self._prepared.spec, stream=stream)
 
 
