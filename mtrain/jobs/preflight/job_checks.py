@@ -20,7 +20,7 @@ from mtrain.rank.spec.teaching import check_teacher
 from mtrain.spec.model import Spec
 from mtrain.spec.resolved import Resolved
 from mtrain.spec.suggest import hint
-from mtrain.system import disk, interpreter, placement, plugin_packages
+from mtrain.system import build_locks, disk, environment, interpreter, placement, plugin_packages
 from mtrain.weights.backup.place import StorageFolder
 from mtrain.weights.models import check_start
 from mtrain.weights.names import COUNTER
@@ -154,7 +154,13 @@ def check_script(job: Resolved, *, resumed: Path | None = None) -> list[str]:
     _check_port(job)
     metrics.check(job.spec)
     _check_copies(job.spec)
-    return plugin_packages.left_out(job)
+    return [*plugin_packages.left_out(job), *_find_build_locks(job)]
+
+
+def _find_build_locks(job: Resolved) -> list[str]:
+    """Return a sentence on locks for which a script would wait for ever; mtrain's own jobs build no extension."""
+    stale = build_locks.find_stale(environment.caller()) if job.backend.framework == "torch" else []
+    return [f"{build_locks.describe(stale)}; {build_locks.remedy(stale)}"] if stale else []
 
 
 def _check_copies(spec: Spec) -> None:

@@ -21,7 +21,7 @@ from mtrain.jobs.preflight.findings import Finding, State
 from mtrain.spec import packages, remedies
 from mtrain.spec.plugins import PluginEntry
 from mtrain.spec.registry import Registry
-from mtrain.system import placement, plugin_packages
+from mtrain.system import build_locks, placement, plugin_packages
 
 PROBE_TIMEOUT_S = 180.0
 """Seconds that importing and probing a library may take. The first import from a network folder may be slow."""
@@ -40,7 +40,13 @@ def this_host(
     memory = psutil.virtual_memory().total / GIB
     text = f"mtrain {mtrain.__version__}, Python {platform.python_version()} ({sys.executable}), {platform.platform()}"
     machine = Finding(check="machine", state="ok", text=f"{text}, {memory:.1f} GiB of memory")
-    return [machine, _cores(environ, quota), _shared_memory(environ, shared)]
+    return [machine, _cores(environ, quota), _shared_memory(environ, shared), *_build_locks(environ)]
+
+
+def _build_locks(environ: Mapping[str, str]) -> list[Finding]:
+    stale = build_locks.find_stale(environ)
+    text, remedy = build_locks.describe(stale), build_locks.remedy(stale)
+    return [Finding(check="build lock", state="warning", text=text, remedy=remedy)] if stale else []
 
 
 def _cores(environ: Mapping[str, str], quota: Path) -> Finding:
