@@ -56,6 +56,7 @@ class Fleet(EngineBackend):
 
     framework = "paddle"
     rendezvous = "paddle"
+    gives_up_s = 30.0
 
     def __init__(self, options: Options) -> None:
         self.options = options

@@ -85,6 +85,7 @@ class Horovod(TorchBackend):
             return self.fusion_mb * (1 << 20)
 
     rendezvous = "horovod"
+    waits_asleep = False
 
     def __init__(self, options: Options) -> None:
         self.options = options

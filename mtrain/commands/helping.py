@@ -13,7 +13,15 @@ GROUPS: Mapping[str, Sequence[str]] = {
         *("epochs", "batch_size", "learning_rate", "amp", "no_amp", "sync_bn", "seed", "name"),
         *("resume", "eval_too", "dry_run", "quiet", "verbose"),
     ),
-    "Backend and devices": ("backend", "devices", "nproc_per_node", "launcher", "log_dir", "max_restarts"),
+    "Backend and devices": (
+        "backend",
+        "devices",
+        "nproc_per_node",
+        "launcher",
+        "log_dir",
+        "max_restarts",
+        "hang_timeout",
+    ),
     "Several hosts": (
         *("ips", "hostfile", "nnodes", "cluster", "node_rank", "master_addr", "master_port", "start_port"),
         *("control_port", "ssh_port", "ssh_identity_file", "failure_timeout_s"),

@@ -112,6 +112,10 @@ CLUSTER_FLAGS: Sequence[Option] = (
         "cluster.failure_timeout_s", "--failure-timeout-s", type=click.IntRange(min=4), metavar="SECONDS",
         help="Seconds of silence after which a host counts as lost.",
     ),
+    spec_option(
+        "cluster.hangs.end_s", "--hang-timeout", type=click.FloatRange(min=0, min_open=True), metavar="SECONDS",
+        help="Seconds after which a job ends in which nothing moves.",
+    ),
     click.option(
         "-N", "--nnodes", "--nodes", "--num-nodes", "nnodes", metavar="N",
         help="Number of hosts: to ask a scheduler for; else it must agree with --ips.",

@@ -34,6 +34,7 @@ def _each_once(devices: list[int]) -> list[int]:
 PerHost = Annotated[int, Field(gt=0, le=1024)]
 """Number of processes or threads on a host. The limit keeps a typing error from starting a million of them."""
 Port = Annotated[int, Field(gt=0, lt=65536)]
+Seconds = Annotated[float, Field(gt=0)]
 DeviceNumbers = Annotated[list[Count], AfterValidator(_each_once)]
 HostName = Annotated[str, AfterValidator(as_validator(checked_host))]
 
@@ -121,6 +122,31 @@ class LauncherSpec(Section):
         description="a plugin of kind `launchers`: see `mtrain plugins list`; auto: as the backend needs",
     )
     options: dict[str, Any] = Field(default_factory=dict, description="the launcher plugin's own options")
+
+
+class HangSpec(Section):
+    """Ranks that hang: after how long something is said of it, and after how long the job ends. null: never."""
+
+    stopped_s: Seconds | None = Field(
+        default=10.0, description="seconds after which a rank, or a child of one, that was stopped by a signal is named"
+    )
+    still_s: Seconds | None = Field(
+        default=45.0,
+        description="seconds without progress in which no rank takes 5 % of a core, after which is said who waits where",
+    )
+    slow_s: Seconds | None = Field(
+        default=60.0,
+        description="the same where some ranks compute, or where ranks poll while they wait (Horovod, GPUs), and ten times as long as "
+        "it ever took before: a remark",
+    )
+    lock_s: Seconds | None = Field(
+        default=20.0, description="seconds in which all ranks wait for the lock of a build that nobody makes"
+    )
+    end_s: Seconds | Literal["auto"] | None = Field(
+        default="auto",
+        description="seconds after which a job ends of which a rank is stopped, or nothing moves; auto: 600, and never for a script "
+        "that does not import mtrain",
+    )
 
 
 class ClusterSpec(Section):
@@ -216,6 +242,7 @@ class ClusterSpec(Section):
         ge=0,
         description="seconds that an elastic job waits for hosts that were lost before it goes on without them",
     )
+    hangs: HangSpec = Field(default=HangSpec(), description="ranks that hang: when it is said, and when the job ends")
 
     @property
     def joining_s(self) -> int:

@@ -127,7 +127,7 @@ def attempted(tmp_path: Path, *records: dict[str, Any]) -> Any:
     command = SimpleNamespace(host="10.0.0.1", argv=[], env={})
     attempt_plan: Any = SimpleNamespace(
         run_dir=tmp_path, commands=[command], launcher=launcher, hosts=[SimpleNamespace(slots=1)], log_bytes=0,
-        first_rank=lambda node: 0, knows_mtrain=True, saves=True, shown="first",
+        first_rank=lambda node: 0, knows_mtrain=True, saves=True, shown="first", watching=None,
     )  # fmt: skip
     return Attempt(
         plan=attempt_plan,
@@ -265,7 +265,7 @@ def test_saving_is_said_only_where_ranks_have_begun_to_train(tmp_path, records, 
     command = SimpleNamespace(host="10.0.0.1", argv=(), env={})
     ranks = SimpleNamespace(
         run_dir=tmp_path, commands=[command], launcher=launcher, first_rank=lambda node: 0, log_bytes=None,
-        hosts=[SimpleNamespace(slots=1)], knows_mtrain=True, saves=True, shown="first",
+        hosts=[SimpleNamespace(slots=1)], knows_mtrain=True, saves=True, shown="first", watching=None,
     )  # fmt: skip
     Attempt(
         plan=ranks,  # type: ignore[arg-type]

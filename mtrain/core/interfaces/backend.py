@@ -37,7 +37,8 @@ class Backend(Protocol):
     ``with backend as session:`` binds.
 
     A class that has all members need not be derived from this one. A class that is derived from it inherits the members
-    that are not abstract: ``check``, ``before_script``, ``takes_meshes`` and ``sent_per_update``.
+    that are not abstract: ``check``, ``before_script``, ``takes_meshes``, ``waits_asleep``,
+    ``gives_up_s`` and ``sent_per_update``.
     """
 
     Options: ClassVar[type[BaseModel]]
@@ -50,6 +51,10 @@ class Backend(Protocol):
 
     takes_meshes: ClassVar[bool] = False
     """Whether its ranks can be laid out by ``Recipe.mesh``; a recipe with one is refused elsewhere."""
+    waits_asleep: ClassVar[bool] = True
+    """Whether a rank on a CPU takes no processor time while it waits for others. False: it polls, so waiting looks like work."""
+    gives_up_s: ClassVar[float | None] = None
+    """After how many seconds an exchange ends the job whatever its options say; None: none does."""
 
     @property
     @abstractmethod

@@ -22,6 +22,8 @@ start      ``Orders`` (``jobs/run/host_command.py``), hosts, restarts      none;
 save       none                                                        none; the ranks are asked to save and go on
 stop       signal                                                      none; the ranks are asked to save and end
 end        none                                                        none; all processes of the attempt are killed
+places     ask: a number                                               none; the ranks are asked where they are in their code
+hang       report: what was said of a hang, or that it is over         none; the host of rank 0 keeps it in the run folder
 note       text                                                        none; it is shown where people started the agent
 bye        ``Farewell``                                                none; the agent ends
 facts ...  see ``facts.py``                                            what ``FactCollector.answer`` returns
@@ -34,9 +36,11 @@ hello    the first message: version, host (its name), addresses [[interface, add
          pid; where the job is started by hand also the description that the first host compares, see ``rendezvous.py``
 record   record: a line of ``metrics.jsonl`` (host of rank 0)
 output   rank, text: what a rank has printed, if that is shown where the job was started
+look     span_s, paused, grew, ranks, locks: what the ranks look like from outside, see ``jobs/watch/looks.py``
+places   ask (the number), places {rank: where it is, ``jobs/watch/places.py``}, missing: ranks that do not come, as Horovod says
 failure  failure: the file that a failed rank wrote (``failures/rank-N.json``), age_s: seconds since it was written
 ended    status, log (of the command), logs {rank: last lines}, ended_here (the agent has killed it), full (the disk of
-         its run folder is full), summary, error
+         its run folder is full), missing (as in "places"), summary, error
 save     this process received SIGUSR1
 asked    signal: this process received a signal to end the job; times: how many by now
 =======  ===============================================================================================================

@@ -21,9 +21,13 @@ from mtrain.jobs.plan.machine import Machine, here
 from mtrain.jobs.plan.team import Team, team_of
 from mtrain.jobs.run.metrics_place import MetricsPlace
 from mtrain.jobs.run.own_code import own_code_of
+from mtrain.jobs.watch.rules import Times, Watching
 from mtrain.spec.config import Loaded, ScriptCall
 from mtrain.spec.model import Spec
 from mtrain.spec.references import Reference
+
+END_S = 600.0
+"""Seconds after which a spec, or a script with a session, is ended in which nothing moves."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,6 +67,8 @@ class Plan:
     """Whether it is certain that ranks compute on the CPU."""
     metrics: MetricsPlace | None = None
     """Where each host answers Prometheus; None: nowhere."""
+    watching: Watching | None = None
+    """When something is said of ranks that hang; None: they are not watched."""
     knows_mtrain: bool = True
     """Whether the ranks run what knows mtrain: a spec, or a script that imports it."""
     saves: bool = True
@@ -172,6 +178,7 @@ def make_plan(
         | ({} if metrics is None else {"metrics": f"{metrics.url()} on each host"}),
         on_cpu=team.devices.on_cpu,
         metrics=metrics,
+        watching=_watching(loaded, team),
         **_of_script(loaded.script, mode=mode, all_ranks=team.spec.report.all_ranks),
     )
 
@@ -182,6 +189,27 @@ def _of_script(script: ScriptCall | None, *, mode: str, all_ranks: bool) -> dict
         return {"saves": script is None and mode == "train"}
     known = script.knows_mtrain
     return {"knows_mtrain": known, "saves": known, "shown": "all" if all_ranks else "first"}
+
+
+def _watching(loaded: Loaded, team: Team) -> Watching:
+    """Return how the ranks of a job are watched for hangs."""
+    hangs, backend, script = team.spec.cluster.hangs, team.backend, loaded.script
+    option = getattr(loaded.job.backend_options, "timeout_s", None)
+    # A class that is not derived from the interface may lack both.
+    gives_up_s, waits_asleep = getattr(backend, "gives_up_s", None), getattr(backend, "waits_asleep", True)
+    patience_s = min((each for each in (gives_up_s, option) if each is not None), default=None)
+    end_s = hangs.end_s
+    if end_s == "auto":
+        end_s = END_S if script is None or script.knows_mtrain else None
+    return Watching(
+        times=Times(
+            **hangs.model_dump(exclude={"end_s"}),
+            asked_s=None if patience_s is None else patience_s / 2,
+            cpu_tells=waits_asleep and team.devices.on_cpu,
+        ),
+        end_s=end_s,
+        counts_output=script is not None,
+    )
 
 
 def _recipe(loaded: Loaded, team: Team, *, mode: str) -> Recipe:

@@ -11,6 +11,7 @@ from mtrain.jobs.hosts.hosts import Participant
 from mtrain.jobs.hosts.messages import Message
 from mtrain.jobs.plan.plan import Plan
 from mtrain.jobs.run.outcome import Loss, Outcome, Pause
+from mtrain.jobs.watch.watch import Watch
 from mtrain.records.display import Display
 from mtrain.records.history import Record
 from mtrain.system import diagnosis, processes
@@ -95,6 +96,8 @@ class Attempt:
     """When hosts that have not reported their end are no longer waited for, in monotonic time."""
     _ending: bool = False
     """Whether all hosts were told to end."""
+    _watch: Watch | None = None
+    """What is known of ranks that hang."""
 
     def run(self) -> Outcome:
         """Start the command on every host, and watch until all have ended or were lost."""
@@ -107,6 +110,7 @@ class Attempt:
         for node, member in self.members.items():
             member.channel.silence_s = self.limits.silence_s
             member.channel.send(self._orders(node, member))
+        self._watch = self._make_watch()
         turned_at = time.monotonic()
         while True:
             turned_at = self._note_pause(turned_at)
@@ -114,9 +118,11 @@ class Attempt:
             for node in self._open():
                 self._hear(node)
             if not self._open() or time.monotonic() > self._final:
+                self._explain()
                 return self._outcome
             self._pass_on_saves()
             self._reform()
+            self._watch_ranks()
             self._decide()
             self.display.tick()
             time.sleep(self.limits.poll_s)
@@ -149,6 +155,8 @@ class Attempt:
             "knows_mtrain": self.plan.knows_mtrain,
             "forwards_signals": self.plan.launcher.forwards_signals,
             "shown": self.plan.shown,
+            "watched": self.plan.watching is not None,
+            "counts_output": self.plan.watching is not None and self.plan.watching.counts_output,
         }
 
     def _open(self) -> Sequence[int]:
@@ -182,11 +190,17 @@ class Attempt:
         elif event == "failure":
             # Clocks of hosts differ, so a host tells an age, and failures are ordered by this process's time.
             self._outcome.failures.append({**message["failure"], "when": now - float(message["age_s"])})
+            if self._watch is not None and self._watch.fail(message["failure"]):
+                self._ask_places()
+        elif event in ("look", "places") and self._watch is not None:
+            self._watch.take(node, message)
         elif event == "ended":
             deaths = self.plan.launcher.deaths(str(message["log"]), int(message["status"]))
             killed = any(code == -signal.SIGKILL for _, code in deaths)
             self._outcome.ended[node] = {**message, "when": now, "told": self._ending, "killed": killed}
             self._outcome.summary = self._outcome.summary or message.get("summary")
+            if self._watch is not None:
+                self._watch.take_missing(message.get("missing", ()))
         elif event == "save":
             self.requests.saves += 1
         elif event == "asked" and not self.leaves(node):
@@ -204,6 +218,8 @@ class Attempt:
             if record.get("reason") != "failed":  # else a save in the background may have failed with the attempt
                 self._outcome.saved = self._outcome.begun
             self._outcome.last, self._writing = record, False
+        if self._watch is not None:
+            self._watch.note_progress()
         self.display.record(record)
 
     def _answer(self) -> None:
@@ -227,8 +243,7 @@ class Attempt:
             else f"{first.name} for the ranks"
         )
         self.display.note(f"{what} ... ({again} to end at once)")
-        for node in self._open():
-            self.members[node].channel.send({"do": "stop", "signal": int(first)})
+        self._send_all({"do": "stop", "signal": int(first)})
 
     def _reform(self) -> None:
         """Ask the ranks to save and end once the job is to go on with other hosts."""
@@ -242,8 +257,7 @@ class Attempt:
             how = "starting again, since nothing was made yet," if outcome.started_at is None else "saving, to go on"
             self.display.note(f"{outcome.reformed}: {how} with these hosts")
             self._grace_ends = time.monotonic() + self.limits.grace_s
-            for node in self._open():
-                self.members[node].channel.send({"do": "stop", "signal": int(signal.SIGTERM)})
+            self._send_all({"do": "stop", "signal": int(signal.SIGTERM)})
 
     def _pass_on_saves(self) -> None:
         """Ask the ranks of all hosts to save and to go on if this process, or an agent, was asked to."""
@@ -255,8 +269,58 @@ class Attempt:
             return
         self._save_asked_at = now
         self.display.note("SIGUSR1: the ranks were asked to save at the next update, and to go on")
+        self._send_all({"do": "save"})
+
+    # ------------------------------------------------------------------------------------------------------------- hangs
+    def _make_watch(self) -> Watch | None:
+        if self.plan.watching is None:
+            return None
+        ranks = {
+            node: range(first, first + self.plan.hosts[node].slots)
+            for node in self.members
+            for first in (self.plan.first_rank(node),)
+        }
+        return Watch(
+            watching=self.plan.watching,
+            ranks=ranks,
+            labels={node: member.label for node, member in self.members.items()},
+            clock=time.monotonic,
+            wall=time.time,
+        )
+
+    def _watch_ranks(self) -> None:
+        """Say which ranks hang, and end the job once that has lasted for too long."""
+        watch, outcome = self._watch, self._outcome
+        # Whatever ends, or is asked to, is waited for elsewhere.
+        is_ending = self._ending or self.requests.any() or outcome.reformed or outcome.ended or outcome.lost
+        if watch is None or is_ending or outcome.failures:
+            return
+        if watch.wants_places():
+            self._ask_places()
+        report = watch.answered()
+        if report is not None:
+            self.display.note(report.text)
+            self._send_all({"do": "hang", "report": report.as_json()})
+        if watch.has_gone_on():
+            self.display.note("the ranks go on")
+            self._send_all({"do": "hang", "report": {"over": True}})
+        if watch.is_over() and watch.report is not None:
+            outcome.hang, outcome.hung_s = watch.report, self.plan.watching.end_s if self.plan.watching else None
+            self._end_all()
+
+    def _ask_places(self) -> None:
+        if self._watch is not None:
+            self._send_all(self._watch.ask(self._open()))
+
+    def _send_all(self, message: Message) -> None:
         for node in self._open():
-            self.members[node].channel.send({"do": "save"})
+            self.members[node].channel.send(message)
+
+    def _explain(self) -> None:
+        """Find out which ranks did not come where the patience of one has ended."""
+        real = self._outcome.real_failures()
+        if self._watch is not None and self._outcome.hang is None and real:
+            self._outcome.hang = self._watch.explain(real[0])
 
     def _decide(self) -> None:
         """End everything once something has failed and the hosts have had time to report what they know."""
@@ -302,8 +366,7 @@ class Attempt:
     def _end_all(self) -> None:
         self._ending = True
         self._final = time.monotonic() + self.limits.ending_s
-        for node in self._open():
-            self.members[node].channel.send({"do": "end"})
+        self._send_all({"do": "end"})
 
 
 def note_request(message: Message, member: Participant, requests: processes.Requests, display: Display) -> None:

@@ -15,6 +15,8 @@ from typing import Any
 import psutil
 
 from mtrain.errors import LaunchError
+from mtrain.jobs.watch.eyes import Eyes
+from mtrain.jobs.watch.hang_log import HangLog
 from mtrain.records.history import Tail
 from mtrain.system import attempts, diagnosis, disk, environment, failures, processes, runfolder, warm
 from mtrain.system.log_limit import LimitedLogs, Output, end_of
@@ -56,6 +58,10 @@ class Orders:
     """Whether the command passes signals on to its ranks, as ``Launcher.forwards_signals`` says."""
     shown: str = "none"
     """Ranks whose output is passed on: "none", "first" (rank 0) or "all"."""
+    watched: bool = False
+    """Whether the leader wants to know what the ranks look like from outside."""
+    counts_output: bool = False
+    """Whether what they print is progress, see ``Watching``."""
 
     @classmethod
     def of(cls, message: Mapping[str, Any]) -> "Orders":
@@ -117,6 +123,14 @@ class HostCommand:
                 f"{orders.argv[0]} cannot be started: {error.strerror or error}; "
                 "set backend.python to the interpreter of the ranks"
             ) from error
+        self._eyes = Eyes(
+            run=run,
+            ranks=range(first, first + orders.ranks),
+            starter=self._process.pid,
+            environ={**environ, **orders.env},
+            sizes=self._former_sizes,
+            counts_output=orders.counts_output,
+        )
 
     def events(self, *, with_output: bool = True) -> list[dict[str, Any]]:
         """Return the events since the last call. "ended" is the last one; after it, this must not be called again.
@@ -135,6 +149,7 @@ class HostCommand:
         events: list[dict[str, Any]] = [{"event": "record", "record": record} for record in records]
         events += shown
         events += self._new_failures()
+        events += self._eyes.events() if self._orders.watched and not has_ended else []
         if has_ended:
             events.append(self._end())
         elif time.monotonic() > self._kill_at:  # A collective may block the other ranks for ever.
@@ -142,13 +157,17 @@ class HostCommand:
         return events
 
     def obey(self, message: Mapping[str, Any]) -> None:
-        """Carry out "save", "stop" or "end", see ``jobs/hosts/agent.py``; other messages are not for a command."""
+        """Carry out "save", "stop", "end", "places" or "hang", see ``jobs/hosts/agent.py``; others are not for a command."""
         if message["do"] == "save":
             processes.send(self._rank_processes(), signal.SIGUSR1)
         elif message["do"] == "stop":
             self.ask_to_end(int(message["signal"]))
         elif message["do"] == "end":
             self.kill()
+        elif message["do"] == "places":
+            self._eyes.ask(message["ask"])
+        elif message["do"] == "hang" and self._reads_records:
+            HangLog(self._run.path).add(message["report"])
 
     def ask_to_end(self, number: int) -> None:
         """Send SIGTERM to the ranks, which then save and end; a script that does not know mtrain gets the signal ``number``."""
@@ -222,6 +241,7 @@ class HostCommand:
             "logs": {str(rank): diagnosis.tail(path, start=former.get(path.name, 0)) for rank, path in logs},
             "ended_here": self._killed,
             "full": disk.is_full(self._run.path),
+            "missing": self._eyes.missing_ranks(),
             "summary": runfolder.read_summary(self._run.path) if self._reads_records else None,
         }
 

@@ -13,6 +13,7 @@ from mtrain.jobs.hosts.disconnection import Disconnection
 from mtrain.jobs.hosts.hosts import Participant
 from mtrain.jobs.hosts.messages import Message
 from mtrain.jobs.plan.plan import Plan
+from mtrain.jobs.watch.report import Report
 from mtrain.records.history import Record
 from mtrain.system import diagnosis
 from mtrain.system.diagnosis import Evidence, Log, Verdict
@@ -67,6 +68,10 @@ class Outcome:
     """By host: for how many seconds it had been silent when the first failure was reported."""
     grace_s: float | None = None
     """The seconds after SIGTERM after which ranks that still ran were ended; None: none were ended for that."""
+    hang: Report | None = None
+    """The ranks that hung, where that has ended the attempt; None: it has not, or they are not known."""
+    hung_s: float | None = None
+    """The seconds after which the attempt was ended for it; None: a rank's own patience has ended."""
     reformed: str = ""
     """Why the ranks were asked to save, for the job to start again on other hosts; "": they were not."""
     started_at: float | None = None
@@ -110,7 +115,7 @@ class Outcome:
         if lost_node is not None:
             return self._verdict_on_lost_host(lost_node)
         # Ranks of a starter that was killed report broken connections, which follow from it.
-        return self._verdict_on_killed_starter() or diagnosis.conclude(self._evidence())
+        return self._verdict_on_killed_starter() or self._verdict_on_hang() or diagnosis.conclude(self._evidence())
 
     def killed_starters(self) -> list[int]:
         """Return the hosts whose command was killed by something outside the job."""
@@ -130,6 +135,24 @@ class Outcome:
             log = self._starter_log(node, message)
             return diagnosis.of_killed_starter(int(message["status"]), log, host=self.members[node].label)
         return None
+
+    def _verdict_on_hang(self) -> Verdict | None:
+        """Return the verdict where a hang has ended the attempt, else None."""
+        hang = self.hang
+        if hang is None:
+            return None
+        if self.hung_s is not None:
+            head = f"{hang.text}; ended after {self.hung_s:g} s (cluster.hangs.end_s)"
+            return Verdict(code=1, headline=head, text=f"error: {head}", from_outside=True)
+        first = self.real_failures()[0]
+        waited = f"rank {first.get('rank', 0)}{' on ' + self._host_of(first['rank']) if self._host_of(first['rank']) else ''}"
+        head = f"{hang.cause}; {waited} has waited in vain, and failed: {first.get('error')}"
+        text = f"{diagnosis.conclude(self._evidence()).text}\nerror: {head}"
+        return Verdict(code=1, headline=head, text=text, error=head, from_outside=True)
+
+    def hung_nodes(self) -> list[int]:
+        """Return the hosts whose ranks alone were the cause of a hang that has ended the attempt."""
+        return sorted({self._node_of(rank) for rank in self.hang.suspects if rank >= 0}) if self.hang else []
 
     def _lost_node(self) -> int | None:
         """Return the host whose loss is the cause: the first one lost that had no failed rank before."""

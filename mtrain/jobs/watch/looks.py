@@ -29,7 +29,7 @@ MAX_LOCKS = 8
 TICK_S = 1.0 / os.sysconf("SC_CLK_TCK")
 """Unit of the processor times that the kernel tells."""
 STALL_LINES = re.compile(
-    rb"stall_inspector|One or more tensors were submitted|^Missing ranks|^Stalled ranks|^\s*\d+: \[", re.MULTILINE
+    rb"stall_inspector|One or more (?:tensors were submitted|rank \(marked)|^Missing ranks|^\s*\d+!?: \[", re.MULTILINE
 )
 """Lines that Horovod prints about a hang, which are no sign of progress."""
 MAX_GAINED_BYTES = 64 << 10
@@ -102,6 +102,9 @@ class HostLooks:
     _bytes: dict[int, int] = field(default_factory=dict)
     _foreign: set[int] = field(default_factory=set)
     """Processes that are none of this job."""
+    _children: Mapping[int, Sequence[Process]] = field(default_factory=dict)
+    last: dict[int, RankLook] = field(default_factory=dict)
+    """The last look at each rank."""
     _count: int = 0
     _has_spoken: bool = False
 
@@ -127,6 +130,7 @@ class HostLooks:
         grew = any(self._has_gained(path, sizes[path]) for path in sizes if sizes[path] != self._sizes.get(path))
         self._sizes = sizes
         looks = self._look_at_ranks(span_s)
+        self.last = {look.rank: look for look in looks}
         notable = [look for look in looks if not look.works]
         # What was said of ranks counts until it is taken back.
         had_spoken, self._has_spoken = self._has_spoken, bool(notable)
@@ -142,11 +146,16 @@ class HostLooks:
             "locks": [str(path) for path in self.locks()[:MAX_LOCKS]] if all_idle else [],
         }
 
+    def children(self) -> dict[int, list[int]]:
+        """Return the children of each process as they were at the last look."""
+        return {parent: [process.pid for process in found] for parent, found in self._children.items()}
+
     def _look_at_ranks(self, span_s: float) -> list[RankLook]:
         table, begun = self._read_processes(), self.pids()
         children: dict[int, list[Process]] = {}
         for process in table.values():
             children.setdefault(process.parent, []).append(process)
+        self._children = children
         own = {
             rank: pid
             for rank, (pid, started) in begun.items()

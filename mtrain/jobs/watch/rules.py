@@ -31,6 +31,17 @@ class Times:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Watching:
+    """How a job is watched: a part of its plan."""
+
+    times: Times = field(default_factory=Times)
+    end_s: float | None = None
+    """Seconds after which a job is ended in which certainly nothing moves; None: never."""
+    counts_output: bool = False
+    """Whether what ranks print is progress, as of a script; else records alone are."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Finding:
     """One thing that is wrong, or seems to be."""
 
@@ -73,6 +84,7 @@ class Rules:
     _patience_s: float = 0.0
     """For how long all ranks were idle before and went on by themselves, twice."""
     _locks: tuple[str, ...] = ()
+    _denied: tuple[str, ...] = ()
     _turned_at: float = 0.0
 
     def __post_init__(self) -> None:
@@ -152,7 +164,7 @@ class Rules:
 
     def _find_still(self, now: float) -> list[Finding]:
         since, still_s = self.still_since(now), self.times.still_s
-        if since is None or still_s is None or not self.times.cpu_tells:
+        if since is None or still_s is None:
             return []
         patience_s = max(still_s, min(self._patience_s, MAX_PATIENCE_S))
         return [Finding(kind="still", since=since)] if now - since >= patience_s else []
@@ -175,7 +187,11 @@ class Rules:
         builds = any(known.look.builds for known in self._fresh(now))
         if since is None or lock_s is None or builds or not self._locks or now - since < lock_s:
             return []
-        return [Finding(kind="lock", since=since, where=self._locks[0])]
+        return [] if self._locks == self._denied else [Finding(kind="lock", since=since, where=self._locks[0])]
+
+    def deny_lock(self) -> None:
+        """Note that ranks wait for something else than the locks that exist."""
+        self._denied = self._locks
 
     # ------------------------------------------------------------------------------------------------------------- parts
     def _fresh(self, now: float) -> Iterable[_Rank]:
