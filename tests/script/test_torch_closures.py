@@ -99,6 +99,16 @@ CALLS = {
         lambda m, u, b: u.update(torch.nn.functional.cross_entropy(m(b[0]), b[1])), {"overlap": False}, "optimizer.step(closure) with a",
     ),
     "no backward": (lambda m, u, b: u.step(lambda: 1.0), {"overlap": False}, "the closure did not call optimizer.backward"),
+    "update in it": (
+        lambda m, u, b: u.step(lambda: u.update(torch.nn.functional.cross_entropy(m(b[0]), b[1]))),
+        {"overlap": False, "optimizer": lambda m: torch.optim.NAdam(m.parameters())},
+        "optimizer.update (update 0, micro batch 0 of 1): called inside of the closure",
+    ),
+    "step in it": (
+        lambda m, u, b: u.step(lambda: [closure_of(m, u, b)(), u.step()]),
+        {"overlap": False, "optimizer": lambda m: torch.optim.NAdam(m.parameters())},
+        "a closure calls backward(loss) alone; move this call behind step(closure)",
+    ),
     "backward before": (
         lambda m, u, b: [closure_of(m, u, b)(), u.step(closure_of(m, u, b))], {"overlap": False}, "called after a loss of this batch",
     ),

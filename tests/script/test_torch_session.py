@@ -209,14 +209,17 @@ MISUSES = {
         lambda torch, s: [prepared(torch, s, name="G", seed=1), prepared(torch, s, name="D", seed=2)],
         "seed=2 given, but 1 for the first model",
     ),
-    "step without backward": (in_loop(lambda torch, optimizer, loss: optimizer.step()), "there is no gradient; call"),
+    "step without backward": (
+        in_loop(lambda torch, optimizer, loss: optimizer.step()),
+        "where there is no gradient; call optimizer.backward(loss) before",
+    ),
     "gradients without backward": (
         in_loop(lambda torch, optimizer, loss: optimizer.gradients()),
         "there is no gradient",
     ),
     "two losses with overlap": (
         in_loop(lambda torch, optimizer, loss: [optimizer.backward(loss, retain_graph=True), optimizer.backward(loss)]),
-        "called twice for one batch (update 0, micro batch 0 of 1); call it once, with the sum of the losses",
+        "(update 0, micro batch 0 of 1): called twice for one batch; call it once, with the sum of the losses",
     ),
     "no step": (
         in_loop(lambda torch, optimizer, loss: optimizer.backward(loss)),
@@ -224,7 +227,7 @@ MISUSES = {
     ),
     "step twice": (
         in_loop(lambda torch, optimizer, loss: [optimizer.backward(loss), optimizer.step(), optimizer.step()]),
-        "optimizer.step: there is no gradient",
+        "optimizer.step (update 0, micro batch 0 of 1): called after the step of this batch; there is no gradient any more",
     ),
     "gradients in mid-update": (
         in_loop(lambda torch, optimizer, loss: [optimizer.backward(loss), optimizer.gradients()], accumulate=2),
@@ -247,7 +250,10 @@ MISUSES = {
     "batches before prepare": (lambda torch, s: s.batches(Points(64, 0), **LOOP), "called before session.prepare"),
     "update outside": (lambda torch, s: prepared(torch, s)[1].update(torch.zeros(())), "outside of"),
     "log outside": (lambda torch, s: s.log(a=1), "outside of the loop"),
-    "update twice": (update_twice, "called twice for one batch (update 0, micro batch 0 of 1)"),
+    "update twice": (
+        update_twice,
+        "optimizer.update (update 0, micro batch 0 of 1): called after the step of this batch; a batch has one step",
+    ),
     "no update": (update_never, "was not called for the batch of update 0"),
     "a loss per sample": (updated_with(lambda torch, loss: loss.expand(3)), "expected a single number"),
     "a dict as loss": (updated_with(lambda torch, loss: {"total": loss}), "the loss is a dict with total"),

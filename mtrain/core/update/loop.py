@@ -20,7 +20,7 @@ from mtrain.core.samples.sampler import Shares
 from mtrain.core.update.cadence import Cadences, count_score, count_update, move_on
 from mtrain.core.update.measures import Measures
 from mtrain.core.update.record import FinishedUpdate, UpdateRecord, check_finite
-from mtrain.core.update.stepping import MicroBatch, ReadLate, Stepper, all_rates, by_model
+from mtrain.core.update.stepping import MicroBatch, ReadLate, Stepper, Use, all_rates, by_model
 from mtrain.errors import Interrupted
 
 Weights: TypeAlias = tuple[float, float]
@@ -333,7 +333,7 @@ class Loop(Iterator[MicroBatch]):
             order=feed.order(before.epoch),
             names=names,
             models=tuple(stepper.name for stepper in done) if len(steppers) > 1 else (),
-            skips=tuple(stepper.name for stepper in done if stepper.left_out),
+            skips=tuple(stepper.name for stepper in done if stepper.use is Use.SKIPPED),
             learning_rates=tuple(rate for stepper in done for rate in stepper.rates.learning_rates),
             momenta=tuple(stepper.rates.momentum for stepper in done),
         )

@@ -10,10 +10,11 @@ from mtrain.core.interfaces import Progress
 from mtrain.core.ranks.agreement import RankPlace, RanksDisagree
 from mtrain.core.update.loop import Loop, Weights
 from mtrain.core.update.losses import problem_of
-from mtrain.core.update.stepping import Stepper
+from mtrain.core.update.stepping import MADE, MicroBatch, Stepper, Use
 from mtrain.errors import ScriptError
 from mtrain.rank.script.gradients import OWN_BACKWARD
 from mtrain.rank.script.loss_weights import LossKind, LossWeights
+from mtrain.rank.script.states import TRANSITIONS, describe_refusal
 
 
 class ScriptLoop(Iterator[Any]):
@@ -26,18 +27,13 @@ class ScriptLoop(Iterator[Any]):
         """Whether the last update was made, or the loop was left."""
         self._differs = differs
         self._is_using = False
-        self._has_stepped = False
-        """Whether the script has asked for a step with the micro batch in hands."""
-        self._have_exchanged: set[int] = set()
-        """Optimizers whose gradients of the update in hands are means over the ranks, by identity."""
-        self._losses: list[float] | None = None
-        """Losses of the current call of a closure; None: there is none."""
-        self._is_further = False
-        """Whether the closure is called again, so that its losses are not those of the update."""
-        self._weights: dict[int, LossWeights] = {}
-        """Weights of the losses of each optimizer, by identity."""
+        """Whether a backward pass is mtrain's."""
         self._own_backward = False
         """Whether the script has computed gradients of the model itself, for the micro batch in hands."""
+        self._searches: dict[Stepper, list[list[float]]] = {}
+        """The losses of each call of a closure so far, by the model whose step has called it."""
+        self._weights: dict[int, LossWeights] = {}
+        """Weights of the losses of each optimizer, by identity."""
 
     @property
     def progress(self) -> Progress:
@@ -69,8 +65,6 @@ class ScriptLoop(Iterator[Any]):
         """
         # First of all: a micro batch that was not used would leave the ranks at different updates.
         self.check_used()
-        self._has_stepped = False
-        self._have_exchanged.clear()
         try:
             return next(self.loop).batch
         except StopIteration:
@@ -106,14 +100,17 @@ class ScriptLoop(Iterator[Any]):
 
     def backward(self, stepper: Stepper, loss: Any, *, retain_graph: bool, call: str, kind: LossKind) -> None:
         """Take a loss of the micro batch in hands, see ``Updater.backward``."""
-        metrics = self._check_taken(stepper, loss, f"{self._optimizer(stepper)}.{call}")
+        self._check_loss(stepper, loss, call)
         weights = self._weigh(stepper, kind)
+        # A closure is called again and again, and the update is reported by the losses of its first call.
+        evaluations = self._searches.get(stepper, [])
+        # A mean over nothing may be no number, and is no part of the mean over all.
+        reported = loss if weights[0] or kind.weight is None else 0.0
         with self._using():
-            # A mean over nothing may be no number, and is no part of the mean over all.
-            reported = metrics if weights[0] or kind.weight is None else dict.fromkeys(metrics, 0.0)
-            self.loop.backward(stepper, loss, reported, retain_graph=retain_graph, weights=weights)
-        if self._losses is not None:
-            self._losses.append(float(loss.detach() if hasattr(loss, "detach") else loss) * weights[0])
+            metrics = {} if len(evaluations) > 1 else {self._loss_name(stepper): reported}
+            self.loop.backward(stepper, loss, metrics, retain_graph=retain_graph, weights=weights)
+        if evaluations:
+            evaluations[-1].append(float(loss.detach() if hasattr(loss, "detach") else loss) * weights[0])
 
     def _weigh(self, stepper: Stepper, kind: LossKind) -> Weights:
         """Return what a loss of the micro batch in hands counts, see ``LossWeights.take``."""
@@ -125,117 +122,116 @@ class ScriptLoop(Iterator[Any]):
 
     def gradients_of(self, stepper: Stepper, loss: Any, *, retain_graph: bool, kind: LossKind) -> Mapping[str, Any]:
         """Take a loss of the micro batch in hands, and return its own gradients, see ``Updater.gradients``."""
-        call = f"{self._optimizer(stepper)}.gradients(loss)"
-        if not stepper.own_order:
-            raise ScriptError(
-                f"{call}: needs a model whose gradients are exchanged afterwards; write session.prepare(..., overlap=False)"
-            )
-        if self.loop.job.shares.passes > 1:
-            raise ScriptError(
-                f"{call}: needs the whole update in one micro batch, and this rank has {self.loop.job.shares.passes}; train with "
-                "accumulate=1 and a rank for each shard"
-            )
-        metrics = self._check_taken(stepper, loss, call)
+        self._check_loss(stepper, loss, "gradients(loss)")
+        self._check_whole(stepper, "gradients(loss)")
+        metrics = {self._loss_name(stepper): loss}
         weight, _ = self._weigh(stepper, kind)
         with self._using():
-            own = self.loop.gradients_of(stepper, loss, metrics, retain_graph=retain_graph, weight=weight)
-        self._have_exchanged.add(id(stepper))
-        return own
+            return self.loop.gradients_of(stepper, loss, metrics, retain_graph=retain_graph, weight=weight)
 
-    def _check_taken(self, stepper: Stepper, loss: Any, call: str) -> Mapping[str, Any]:
-        """Refuse a loss that cannot be taken now; return what is reported of it."""
+    def _check(self, stepper: Stepper, call: str) -> MicroBatch:
+        """Refuse a call that cannot be made now; return the micro batch in hands."""
         micro = self.loop.micro
         if micro is None:
-            raise ScriptError(f"{call}: called before the first batch of the loop")
+            raise ScriptError(f"{self._optimizer(stepper)}.{call}: called before the first batch of the loop")
         if self._own_backward:
             raise ScriptError(OWN_BACKWARD)
-        if stepper.used and (stepper.done or not stepper.own_order or call.endswith("update")):
-            raise ScriptError(
-                f"{call}: called twice for one batch ({self._place}); call it once"
-                + (
-                    ""
-                    if call.endswith("update")
-                    else ", with the sum of the losses, or prepare the model with overlap=False"
-                )
-            )
-        if id(stepper) in self._have_exchanged and not call.endswith("(loss)"):
-            raise ScriptError(
-                f"{call} ({self._place}): called after {self._optimizer(stepper)}.gradients(), whose gradients are means over the ranks "
-                "already; call `backward` for all losses before, or `gradients(loss)` for each"
-            )
+        if stepper.use not in TRANSITIONS[call]:
+            self._refuse(stepper, call, describe_refusal(call, stepper.use, optimizer=self._optimizer(stepper)))
+        return micro
+
+    def _refuse(self, stepper: Stepper, call: str, words: str) -> NoReturn:
+        raise ScriptError(f"{self._optimizer(stepper)}.{call} ({self._place}): {words}")
+
+    def _check_loss(self, stepper: Stepper, loss: Any, call: str) -> None:
+        """Refuse a loss that cannot be taken now."""
+        micro = self._check(stepper, call)
+        # A model that exchanges its gradients while they are computed has sent them by now.
+        if stepper.use is Use.TAKEN and not stepper.own_order:
+            self._refuse(stepper, call, describe_refusal("update", stepper.use, optimizer=self._optimizer(stepper)))
         if stepper.taken < micro.number:
-            raise ScriptError(
-                f"{call} ({self._place}): called for some micro batches of an update and not for all; call it for each or none"
+            self._refuse(
+                stepper, call, "called for some micro batches of an update and not for all; call it for each or none"
             )
         # With a single pass every rank steps at the same place, so a loss after it goes through the same weights on all.
-        if self._has_stepped and self.loop.job.shares.passes > 1:
-            raise ScriptError(
-                f"{call} ({self._place}): called after the step of another model, but a model steps after the last micro batch of "
+        if self.loop.job.shares.passes > 1 and any(other.use in MADE for other in self.loop.job.steppers):
+            self._refuse(
+                stepper,
+                call,
+                "called after the step of another model, but a model steps after the last micro batch of "
                 "an update only, so this loss would go through weights that other ranks have changed already; call "
-                "`backward` of all models first, and then `step` of all, or train with accumulate=1 and a rank for each shard"
+                "`backward` of all models first, and then `step` of all, or train with accumulate=1 and a rank for each shard",
             )
-        check_loss(loss, call, self._place)
-        return {} if self._is_further else {self._loss_name(stepper): loss}
+        if isinstance(loss, Mapping):
+            self._refuse(stepper, call, f"the loss is a dict with {', '.join(map(str, loss))}; give one of its values")
+        if problem := problem_of(loss):
+            self._refuse(stepper, call, f"the loss {problem}")
+
+    def _check_whole(self, stepper: Stepper, call: str) -> None:
+        """Refuse a call that needs the gradients of a whole update from one backward pass."""
+        if not stepper.own_order:
+            self._refuse(
+                stepper,
+                call,
+                "needs a model whose gradients are exchanged afterwards; write session.prepare(..., overlap=False)",
+            )
+        if (passes := self.loop.job.shares.passes) > 1:
+            self._refuse(
+                stepper,
+                call,
+                f"needs the whole update in one micro batch, and this rank has {passes} of an update; train with accumulate=1 "
+                "and a rank for each shard",
+            )
 
     def step(self, stepper: Stepper, *, skips: bool = False) -> None:
         """Change the weights of a model, or drop its gradient, if the micro batch in hands is the last of its update."""
-        self._check_pending(stepper, "skip" if skips else "step")
-        assert self.loop.micro is not None
-        self._has_stepped = True
-        if self.loop.micro.last:
-            with self._using():  # an exchange may run backward passes of its own
-                stepper.skip() if skips else stepper.step()
+        call = "skip" if skips else "step"
+        micro = self._check(stepper, call)
+        if stepper.asked not in ("", call):
+            self._refuse(
+                stepper,
+                call,
+                f"called after {stepper.asked}() for an earlier micro batch of the update, of which all are used or none; decide "
+                "once per update, after its last micro batch",
+            )
+        stepper.asked = call
+        if not micro.last:
+            stepper.use = Use.ASKED
+            return
+        with self._using():  # an exchange may run backward passes of its own
+            stepper.skip() if skips else stepper.step()
 
     def step_by(self, stepper: Stepper, closure: Callable[[], Any]) -> Any:
         """Change the weights of a model by a closure, see ``Updater.step``."""
-        call, micro, shares = f"{self._optimizer(stepper)}.step(closure)", self.loop.micro, self.loop.job.shares
-        if micro is None:
-            raise ScriptError(f"{call}: called before the first batch of the loop")
-        if stepper.used or stepper.done:
-            raise ScriptError(
-                f"{call} ({self._place}): called after a loss of this batch was used; call backward(loss) in the closure alone"
-            )
-        if not stepper.own_order:
-            raise ScriptError(
-                f"{call}: needs a model whose gradients are exchanged afterwards; write session.prepare(..., overlap=False)"
-            )
-        if shares.passes > 1:
-            raise ScriptError(
-                f"{call}: a closure computes one micro batch, and this rank has {shares.passes} of an update; train with accumulate=1 "
-                "and a rank for each shard"
-            )
+        self._check(stepper, "step(closure)")
+        shares = self.loop.job.shares
+        self._check_whole(stepper, "step(closure)")
         results: list[Any] = []
 
         def evaluate() -> float:
-            stepper.used = False
-            self._losses = []
-            self._is_further = bool(results)
+            stepper.use = Use.SEARCHING
+            losses.append([])
             results.append(closure())
-            if not stepper.used:
+            if stepper.use is not Use.SEARCHED:
+                name = self._optimizer(stepper)
                 raise ScriptError(
-                    f"{call}: the closure did not call {self._optimizer(stepper)}.backward(loss); call it once in each call"
+                    f"{name}.step(closure): the closure did not call {name}.backward(loss); call it once in each call"
                 )
-            own = sum(self._losses)
+            own = sum(losses[-1])
             # The mean over all ranks: an optimizer that searches along a line must take the same steps on each.
             return float(self.loop.job.session.collective.all_reduce(np.array([own]), "sum")[0]) / shares.size
 
-        self._has_stepped = True
-        self._losses = []
+        losses = self._searches[stepper] = []
         try:
             stepper.step_by(evaluate)
         finally:
-            self._losses, self._is_further = None, False
+            del self._searches[stepper]
         return results[0]
 
     def gradients(self, stepper: Stepper) -> Mapping[str, Any]:
         """Return the gradients of a model, see ``Updater.gradients``."""
-        self._check_pending(stepper, "gradients")
-        assert self.loop.micro is not None
-        if not self.loop.micro.last:
-            raise ScriptError(
-                f"{self._optimizer(stepper)}.gradients ({self._place}): they are there after the last micro batch of an update"
-            )
-        self._have_exchanged.add(id(stepper))
+        if not self._check(stepper, "gradients").last:
+            self._refuse(stepper, "gradients", "they are there after the last micro batch of an update")
         with self._using():
             return stepper.gradients()
 
@@ -247,14 +243,6 @@ class ScriptLoop(Iterator[Any]):
             yield
         finally:
             self._is_using = False
-
-    def _check_pending(self, stepper: Stepper, call: str) -> None:
-        if self.loop.micro is None or not stepper.used or stepper.done:
-            name = self._optimizer(stepper)
-            raise ScriptError(
-                f"{name}.{call}: there is no gradient; call {name}.backward(loss) before, once per batch, or "
-                f"{name}.update(loss) in the place of both"
-            )
 
     def _optimizer(self, stepper: Stepper) -> str:
         """Return how messages name an optimizer."""
@@ -293,7 +281,8 @@ class ScriptLoop(Iterator[Any]):
                 self.loop.close()
                 raise ScriptError(
                     f"session.batches: {name}.{'backward(loss)' if partly else 'step()'} was not called for the batch of "
-                    f"{place}, but its gradient was computed; call it, or {name}.skip() after the last micro batch"
+                    f"{place}, but its gradient was computed; call it, or {name}.skip() after the last micro batch; for one step per "
+                    "several batches, session.prepare(..., accumulate=)"
                 )
 
 
@@ -333,16 +322,3 @@ def raise_difference(places: Sequence[RankPlace], *, own: RankPlace, differs: st
         f"session.log: the ranks report different names in update {update} (this rank: {', '.join(own.names) or 'none'}); "
         "log the same names on every rank"
     )
-
-
-def check_loss(loss: Any, call: str, place: str) -> None:
-    """Refuse a loss without a gradient, or with several numbers.
-
-    Raises:
-        ScriptError: the loss cannot be used; the message says what to do.
-    """
-    call = f"{call} ({place})"
-    if isinstance(loss, Mapping):
-        raise ScriptError(f"{call}: the loss is a dict with {', '.join(map(str, loss))}; give one of its values")
-    if problem := problem_of(loss):
-        raise ScriptError(f"{call}: the loss {problem}")
