@@ -5,6 +5,7 @@ steps. ``--soak`` runs healthy jobs with long silent phases instead, of which no
 """
 
 import argparse
+import itertools
 import json
 import os
 import signal
@@ -59,6 +60,12 @@ NATIVE: dict[str, list[str]] = {
         *SCRIPTS["paddle script"][2:],
     ],
 }
+SOAK = (
+    *(("torch script", phase) for phase in ("pause", "computation", "evaluation", "save", "compilation")),
+    *((subject, phase) for subject in ("ddp", "fleet", "zero3") for phase in ("pause", "computation")),
+)
+"""Subjects and long phases of healthy jobs: of a script, its own; of a spec, in all ranks, or in one for which the others wait."""
+PHASE_S = {"pause": 30.0, "computation": 45.0}
 RANK_VARIABLES = ("RANK", "HOROVOD_RANK", "PADDLE_TRAINER_ID")
 
 
@@ -76,8 +83,12 @@ class Cell:
     def is_native(self) -> bool:
         return self.subject in NATIVE
 
+    @property
+    def is_healthy(self) -> bool:
+        return (self.subject, self.hang) in SOAK
+
     def command(self, folder: Path) -> list[str]:
-        mistake = self.hang if self.hang in MISTAKES else "none"
+        mistake = "none" if self.hang in INJECTED else self.hang
         values = {"RANKS": str(self.ranks), "PORT": str(self.port), "MISTAKE": mistake, "LOGS": str(folder / "logs")}
         if self.is_native:
             return [values.get(word, word) for word in NATIVE[self.subject]]
@@ -159,7 +170,11 @@ def progress(cell: Cell, folder: Path, output: Path) -> int:
 
 
 def inject(cell: Cell, folder: Path, starter: int) -> None:
-    """Let rank 1 hang."""
+    """Let rank 1 hang, or ranks of a healthy job take long."""
+    if cell.is_healthy and cell.subject in SPECS:
+        for rank, pid in ranks_of(cell, folder, starter).items():
+            if cell.hang == "pause" or rank == 0:
+                os.kill(pid, SIGNAL)
     if cell.hang not in INJECTED:
         return
     victim = ranks_of(cell, folder, starter)[VICTIM]
@@ -190,14 +205,26 @@ def ranks_of(cell: Cell, folder: Path, starter: int) -> dict[int, int]:
 
 def watch(cell: Cell, found: Found, folder: Path, output: Path, job: "subprocess.Popen[bytes]") -> None:
     """Read what is said until there is a report, or nothing for long enough."""
-    began, before = time.monotonic(), len(read(output))
+    began, before, steps = time.monotonic(), len(read(output)), progress(cell, folder, output)
     while time.monotonic() - began < cell.wait_s:
         time.sleep(0.5)
+        has_gone_on = progress(cell, folder, output) > steps + 10
+        if (
+            cell.is_healthy
+            and has_gone_on
+            and (cell.subject in SCRIPTS or time.monotonic() - began > PHASE_S[cell.hang])
+        ):
+            found.last = "went on"
+            return
         now = time.monotonic() - began
         reports = [
             json.loads(line) for line in read(folder / "runs/hung/hangs.jsonl").splitlines() if line.endswith("}")
         ]
-        said = [line for line in read(output)[before:].splitlines() if line.strip() and "step " not in line]
+        said = [
+            line
+            for line in read(output)[before:].splitlines()
+            if line.strip() and "step " not in line and "phase" not in line
+        ]
         if reports and found.said_after_s is None:
             found.said_after_s, found.text, found.ranks = now, reports[0]["text"], reports[0].get("ranks", ())
         elif cell.is_native and said and found.said_after_s is None:
@@ -206,7 +233,7 @@ def watch(cell: Cell, found: Found, folder: Path, output: Path, job: "subprocess
         if job.poll() is not None:
             found.ended_after_s, found.last = now, said[-1] if said else ""
             return
-        if reports and found.said_after_s is not None and now - found.said_after_s > 3:
+        if reports and found.said_after_s is not None and now - found.said_after_s > 3 and not cell.is_healthy:
             return
 
 
@@ -259,17 +286,25 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--wait-s", type=float, default=110.0)
     parser.add_argument("--at-once", type=int, default=1)
     parser.add_argument("--port", type=int, default=31400)
+    parser.add_argument("--soak", type=int, default=0, metavar="JOBS")
     arguments = parser.parse_args(argv)
+    wanted = [(subject, hang) for subject in arguments.subjects for hang in arguments.hangs]
+    if arguments.soak:
+        wanted = list(itertools.islice(itertools.cycle(SOAK), arguments.soak))
     cells = [
         Cell(subject=subject, hang=hang, ranks=arguments.ranks, port=arguments.port + index, wait_s=arguments.wait_s)
-        for index, (subject, hang) in enumerate((s, h) for s in arguments.subjects for h in arguments.hangs)
+        for index, (subject, hang) in enumerate(wanted)
     ]
     print(
         "| subject | hang | said after | rank 1 | ended after | what was said |\n|---|---|--:|---|--:|---|", flush=True
     )
+    reported = failed = 0
     with ThreadPoolExecutor(arguments.at_once) as pool:
         for found in pool.map(measure, cells):
             print(row(found), flush=True)
+            reported += found.said_after_s is not None
+            failed += bool(found.problem)
+    print(f"{len(cells)} jobs: {reported} reported, {failed} not measured")
 
 
 if __name__ == "__main__":

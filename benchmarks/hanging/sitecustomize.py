@@ -52,6 +52,20 @@ def wait_for_barrier(fifo: str) -> None:
         sys.modules["torch"].distributed.barrier()
 
 
+def pause(fifo: str) -> None:
+    """Sleep for half a minute, as in a callback of a user."""
+    time.sleep(30)
+
+
+def compute(fifo: str) -> None:
+    """Compute for three quarters of a minute without a word, as in an evaluation of a user."""
+    until, numbers = time.monotonic() + 45, list(range(10_000))
+    while time.monotonic() < until:
+        numbers.sort(key=lambda number: -number)
+
+
+HEALTHY = {"pause": pause, "computation": compute}
+"""What takes long and is no hang."""
 HANGS: dict[str, Callable[[str], None]] = {
     "spin": spin,
     "sleep": sleep,
@@ -65,7 +79,7 @@ HANGS: dict[str, Callable[[str], None]] = {
 def hang(number: int, frame: object) -> None:
     """Hang as the order says."""
     kind, fifo = Path(os.environ["HANG_ORDER"]).read_text(encoding="utf-8").split()
-    HANGS[kind](fifo)
+    {**HANGS, **HEALTHY}[kind](fifo)
 
 
 signal.signal(SIGNAL, hang)

@@ -1,8 +1,11 @@
-"""A plain script on torch: three steps a second for ever, or a mistake of its own after ten."""
+"""A plain script on torch: three steps a second for ever; a mistake of its own, or something long and healthy, after ten."""
 
+import os
 import sys
+import tempfile
 import time
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
@@ -50,8 +53,46 @@ def step(batch):
     time.sleep(0.3)
 
 
+def work(seconds):
+    """Compute without a word."""
+    until, numbers = time.monotonic() + seconds, np.random.default_rng(0).random(1 << 20)
+    while time.monotonic() < until:
+        numbers = np.sort(numbers[::-1])
+
+
+def save():
+    """Write half a gibibyte in pieces, each down to the disk, as to a slow one."""
+    with tempfile.TemporaryFile(dir=".") as file:
+        for _ in range(64):
+            file.write(b"x" * (8 << 20))
+            file.flush()
+            os.fsync(file.fileno())
+            time.sleep(0.5)
+
+
+def compile_extension():
+    """Compile an extension for the first time."""
+    from torch.utils.cpp_extension import load_inline
+
+    source = "torch::Tensor twice(torch::Tensor x) { return x * 2; }"
+    load_inline("twice", source, functions=["twice"], build_directory=tempfile.mkdtemp(dir="."))
+
+
+HEALTHY = {
+    "pause": lambda: time.sleep(30),
+    "computation": lambda: work(75),
+    "evaluation": lambda: work(45) if rank == 0 else None,
+    "save": lambda: save() if rank == 0 else None,
+    "compilation": lambda: compile_extension() if rank == 0 else None,
+}
+"""What takes long and is no hang; all ranks meet afterwards."""
+
 for number, batch in enumerate(loader):
     print("step", number, flush=True)
+    if number == 10 and mistake in HEALTHY:
+        HEALTHY[mistake]()
+        dist.barrier()
+        print("phase over", flush=True)
     if number == 10 and mistake == "calls":
         dist.barrier() if rank == 1 else dist.all_reduce(torch.ones(1))
     if number == 10 and mistake == "order":

@@ -9,6 +9,7 @@ from typing import Any
 from mtrain.jobs.watch import places
 from mtrain.jobs.watch.looks import HostLooks
 from mtrain.system import attempts
+from mtrain.system.build_locks import find_locks
 from mtrain.system.runfolder import RunFolder
 
 
@@ -35,7 +36,7 @@ class Eyes:
             starter=self.starter,
             pids=self._pids,
             outputs=[*self._logs, self.run.starter_log] if self.counts_output else [],
-            locks=lambda: build_locks(self.environ),
+            locks=lambda: find_locks(self.environ),
         )
 
     def _pids(self) -> dict[int, tuple[int, ...]]:
@@ -68,14 +69,3 @@ class Eyes:
         """Return the ranks that do not come as Horovod says, which only the first rank of all is told."""
         log = self._logs[0] if self._logs else Path()
         return places.missing_ranks(log, start=self.sizes.get(log.name, 0))
-
-
-def build_locks(environ: Mapping[str, str]) -> list[Path]:
-    """Return the locks of builds of torch's extensions that exist."""
-    root = environ.get("TORCH_EXTENSIONS_DIR")
-    try:
-        if root:
-            return sorted(Path(root).glob("*/lock"))
-        return sorted((Path(environ.get("HOME") or Path.home()) / ".cache" / "torch_extensions").glob("*/*/lock"))
-    except (OSError, RuntimeError):
-        return []

@@ -17,6 +17,9 @@ INTERVAL_S = 5.0
 """Seconds between two looks."""
 IDLE_SHARE = 0.05
 """Share of a core below which a rank with all its children does nothing. One that waits in gloo takes less than 0.01."""
+STARVED_SHARE = 0.5
+"""Share of the time for which a process waits for a processor that others use, if it would compute. One that waits for other
+ranks wakes up now and then, and waits for less."""
 IDLE_BYTES = 64 << 10
 """Bytes that it may read and write meanwhile: a slow save or a slow disk moves more, and a rank that waits less."""
 REFRESH_LOOKS = 12
@@ -100,6 +103,7 @@ class HostLooks:
     """Where the kernel's tables are."""
     _ticks: dict[int, int] = field(default_factory=dict)
     _bytes: dict[int, int] = field(default_factory=dict)
+    _waited_s: dict[int, float] = field(default_factory=dict)
     _foreign: set[int] = field(default_factory=set)
     """Processes that are none of this job."""
     _children: Mapping[int, Sequence[Process]] = field(default_factory=dict)
@@ -174,6 +178,7 @@ class HostLooks:
                 looks.append(RankLook(rank=rank, idle=looks[0].idle))
         known = {look.pid for look in looks}
         self._ticks = {pid: ticks for pid, ticks in self._ticks.items() if pid in known}
+        self._waited_s = {pid: waited_s for pid, waited_s in self._waited_s.items() if pid in table}
         return [look for look in looks if look.rank != STARTER or look.stopped]
 
     def _judge(
@@ -183,7 +188,8 @@ class HostLooks:
         before = self._ticks.get(pid)
         self._ticks[pid] = ticks
         idle = before is not None and (ticks - before) * TICK_S < IDLE_SHARE * span_s
-        idle = idle and not self._moves_bytes(pid, tree)
+        starved = [process for process in tree if self._is_starved(process.pid, span_s)]
+        idle = idle and not self._moves_bytes(pid, tree) and not starved
         halted = [process for process in tree if process.state in "Tt"]
         tracers = {process.pid: self._tracer(process.pid) for process in halted}
         stopped = next((process for process in halted if process.state == "T" and not tracers[process.pid]), None)
@@ -224,6 +230,15 @@ class HostLooks:
             return Process(pid, int(fields[1]), fields[0], ticks, int(fields[19]), head.partition("(")[2])
         except (OSError, ValueError, IndexError):  # it has ended meanwhile
             return None
+
+    def _is_starved(self, pid: int, span_s: float) -> bool:
+        """Return whether a process would have run for most of the time since the last look, but others had the processors."""
+        try:
+            waited_s = int((self.proc / str(pid) / "schedstat").read_text("utf-8").split()[1]) / 1e9
+        except (OSError, ValueError, IndexError):  # the kernel does not tell
+            return False
+        before, self._waited_s[pid] = self._waited_s.get(pid, waited_s), waited_s
+        return waited_s - before >= STARVED_SHARE * span_s
 
     def _moves_bytes(self, pid: int, tree: Sequence[Process]) -> bool:
         moved = sum(self._read_bytes(process.pid) for process in tree)

@@ -27,7 +27,7 @@ class Machine:
     begun: dict[int, tuple[int, ...]] = field(default_factory=lambda: {0: (RANK0, 7), 1: (RANK1, 7)})
     locks: list[Path] = field(default_factory=list)
 
-    def process(self, pid, parent, *, state="S", ticks=0, tracer=0, name="python", moved=0, started=7):
+    def process(self, pid, parent, *, state="S", ticks=0, tracer=0, name="python", moved=0, started=7, starved_s=0.0):
         self.ticks[pid] = self.ticks.get(pid, 0) + ticks
         folder = self.root / "proc" / str(pid)
         folder.mkdir(parents=True, exist_ok=True)
@@ -35,6 +35,7 @@ class Machine:
         words = [state, parent, *[0] * 9, used // 2, used - used // 2, 0, 0, *[0] * 4, started, 0]
         (folder / "stat").write_text(f"{pid} ({name}) {' '.join(map(str, words))}\n")
         (folder / "status").write_text(f"Name:\t{name}\nState:\t{state}\nTracerPid:\t{tracer}\nUid:\t0\n")
+        (folder / "schedstat").write_text(f"{used * 10_000_000} {int(starved_s * 1e9)} 99\n")
         (folder / "io").write_text(f"rchar: {moved}\nwchar: 0\nsyscr: 99999999\n")
 
     def looks(self, **more) -> HostLooks:
@@ -68,6 +69,17 @@ def machine(tmp_path):
 
 def ranks_of(event):
     return {look["rank"]: look for look in event["ranks"]} if event else {}
+
+
+def test_a_rank_that_gets_no_processor_because_others_use_it_is_not_idle(machine):
+    looks = machine.looks()
+    machine.after(looks)
+    machine.process(RANK0, STARTER, state="R", ticks=10, starved_s=4.0)
+    machine.process(WORKER, RANK1, ticks=1, starved_s=4.0)
+    assert machine.after(looks) is None
+    machine.process(RANK0, STARTER, ticks=10, starved_s=5.9)  # one that wakes up now and then waits for a part
+    machine.process(WORKER, RANK1, ticks=1, starved_s=4.0)
+    assert {rank: look["idle"] for rank, look in ranks_of(machine.after(looks)).items()} == {0: True, 1: True}
 
 
 def test_ranks_that_do_nothing_are_idle_and_one_that_works_is_not_spoken_of(machine):
