@@ -13,8 +13,12 @@ from torch import nn
 from mtrain.backends._deepspeed.engine import ZeroOptimizer
 from mtrain.backends._fsdp.sharding import OwnParts, without_values
 from mtrain.backends._torch.ddp_engine import DeterministicBucketsDDP, _Exchange
+from mtrain.backends._torch.engine import TorchEngine
 from mtrain.backends._torch.scripts.after_backward import AfterBackward
 from mtrain.backends.engine import LocalCollective
+from mtrain.core.overriding import override
+from mtrain.errors import LaunchError, SpecError
+from tests.backends.recipes import recipe
 
 
 class _Two(LocalCollective):
@@ -73,3 +77,54 @@ def test_a_rank_of_a_tensor_group_takes_its_own_part(rank: int) -> None:
     parts.take(model, weights, boxes, spread)
     (part,) = parts._parts.values()
     assert torch.equal(part, whole[2 * rank : 2 * rank + 2])
+
+
+class _Halves(_Two):
+    """Two ranks whose library adds up in one way for every operation, and knows no bfloat16."""
+
+    def __init__(self, *, adds_up: bool) -> None:
+        super().__init__()
+        self.types: list[torch.dtype] = []
+        self._adds_up = adds_up
+
+    def all_reduce(self, x: Any, op: str) -> Any:
+        if x.dtype == torch.bfloat16:
+            raise ValueError("Tensor type torch.BFloat16Tensor is not supported.")
+        self.types.append(x.dtype)
+        total = x + 2
+        return total / 2 if op == "mean" and self._adds_up else total
+
+    def all_gather(self, value: Any) -> list[Any]:
+        return [value, value]
+
+
+class RoundedEngine(TorchEngine):
+    """Gradients are sent as float16 besides."""
+
+    @override
+    def exchanged_halves(self, model: nn.Module) -> set[torch.dtype]:
+        return super().exchanged_halves(model) | {torch.float16}
+
+
+def _build(collective: Any, dtype: torch.dtype, engine: type[TorchEngine] = TorchEngine) -> None:
+    settings = recipe(own_model=True, precision="fp32")
+    engine(collective, torch.device("cpu")).build_model(lambda: nn.Linear(2, 1).to(dtype), settings)
+
+
+def test_gradients_of_half_precision_are_added_up_before_they_are_trained_with() -> None:
+    sums = _Halves(adds_up=True)
+    _build(sums, torch.float16)
+    _build(sums, torch.float32, RoundedEngine)
+    assert sums.types == [torch.float16] * 4
+    _build(sums, torch.float32)
+    assert len(sums.types) == 4
+    for dtype, engine in ((torch.float16, TorchEngine), (torch.float32, RoundedEngine)):
+        with pytest.raises(LaunchError, match=r"the mean of float16 on the device is \[3.0, 3.0\], where 1.5 is right"):
+            _build(_Halves(adds_up=False), dtype, engine)
+
+
+def test_a_type_that_the_library_cannot_add_up_is_refused() -> None:
+    with pytest.raises(
+        SpecError, match=r"backend torch: .* trained parameters of bfloat16, .*; keep them in float32, or use ddp"
+    ):
+        _build(_Halves(adds_up=True), torch.bfloat16)

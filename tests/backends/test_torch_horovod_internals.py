@@ -2,10 +2,14 @@
 
 import sys
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import torch
+from torch import nn
 
 from mtrain.backends._horovod import internals, library
+from mtrain.backends.engine import LocalCollective
 from mtrain.errors import PluginError
 from tests.backends.internals import Library
 from tests.backends.processes import python
@@ -80,3 +84,14 @@ def test_an_optimizer_counts_backward_passes_and_reads_its_operation_when_it_sen
     horovod.reads(f"{optimizer}._make_hook", ["self._allreduce_delay[p] -= 1"])
     horovod.reads(f"{optimizer}._allreduce_grad_async", ["self.op"])
     horovod.reads(f"{optimizer}._grouped_allreduce_grad_async", ["self.op"])
+
+
+@pytest.mark.parametrize(("compression", "halves"), [("none", set()), ("fp16", {torch.float16})])
+def test_gradients_that_are_compressed_are_among_the_halves_that_are_checked(
+    compression: str, halves: set[torch.dtype]
+) -> None:
+    from mtrain.backends._horovod.engine import HorovodEngine
+
+    options: Any = SimpleNamespace(compression=compression)
+    engine = HorovodEngine(LocalCollective(), torch.device("cpu"), options=options, check=lambda *_, **__: None)  # type: ignore[arg-type]
+    assert engine.exchanged_halves(nn.Linear(2, 1)) == halves

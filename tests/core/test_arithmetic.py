@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from mtrain.core.ranks import arithmetic
-from mtrain.core.ranks.arithmetic import check_ranks
+from mtrain.core.ranks.arithmetic import check_halves, check_ranks
 from mtrain.errors import LaunchError, PluginError
 from tests.sources import nodes, source_files
 
@@ -82,6 +82,47 @@ def test_ranks_gathered_in_another_order_are_refused() -> None:
 
 def test_a_single_rank_has_nothing_to_add_up() -> None:
     check_ranks(session(size=1, reduce=lambda op, parts: parts[0] * np.nan), backend=BACKEND, name="solo")
+
+
+def halves(*, size: int, rank: int = 0, reduce: Reduce = reduce_rightly) -> None:
+    """Check halves on one rank; what the others give follows from the rule."""
+
+    def all_reduce(x: np.ndarray, op: str) -> np.ndarray:
+        parts = [np.full(2, (1 + other % 2) * (other < 100), np.float16) for other in range(size)]
+        assert x.tolist() == parts[rank].tolist()
+        return reduce(op, parts).astype(np.float16)
+
+    check_halves(
+        SimpleNamespace(rank=rank, size=size, all_reduce=all_reduce),  # type: ignore[arg-type]
+        lambda number: np.full(2, number, np.float16),  # type: ignore[arg-type,return-value]
+        np.asarray,
+        name="halved",
+        dtype="float16",
+    )
+
+
+@pytest.mark.parametrize("size", [2, 3, 100, 101, 5000])
+def test_halves_that_add_up_rightly_pass(size: int) -> None:
+    for rank in {0, 1, size - 1}:
+        halves(size=size, rank=rank)
+
+
+@pytest.mark.parametrize(
+    ("op", "wrong"),
+    [
+        pytest.param("mean", lambda parts: np.sum(parts, axis=0), id="the sum for the mean"),
+        pytest.param("sum", lambda parts: np.mean(parts, axis=0), id="the mean for the sum"),
+        pytest.param("sum", lambda parts: np.sum(parts[:-1], axis=0), id="the last rank is left out"),
+        pytest.param("mean", lambda parts: parts[0] * np.nan, id="no number"),
+    ],
+)
+@pytest.mark.parametrize("size", [2, 3, 100])
+def test_halves_that_add_up_wrongly_are_refused(op: str, wrong: Callable[[Any], Any], size: int) -> None:
+    def reduce(given: str, parts: Sequence[np.ndarray]) -> np.ndarray:
+        return wrong(parts) if given == op else reduce_rightly(given, parts)
+
+    with pytest.raises(LaunchError, match=f"backend halved: the {op} of float16 on the device"):
+        halves(size=size, reduce=reduce)
 
 
 def test_an_incomplete_session_is_refused_before_it_is_used(monkeypatch: pytest.MonkeyPatch) -> None:

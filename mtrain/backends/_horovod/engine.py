@@ -50,5 +50,9 @@ class HorovodEngine(TorchEngine):
         )
 
     @override
+    def exchanged_halves(self, model: nn.Module) -> set[torch.dtype]:
+        return super().exchanged_halves(model) | ({torch.float16} if self._options.compression == "fp16" else set())
+
+    @override
     def wrap_for_own_order(self, model: nn.Module) -> tuple[nn.Module, Exchange]:
         return model, AfterBackward({n: p for n, p in model.named_parameters() if p.requires_grad}, self.collective)

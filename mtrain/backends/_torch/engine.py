@@ -30,6 +30,7 @@ from mtrain.core.completeness import check_members
 from mtrain.core.interfaces import Batch, Capabilities, HostBatch, Part, Recipe, StateStream
 from mtrain.core.interfaces.capabilities import Prepared
 from mtrain.core.overriding import override
+from mtrain.core.ranks.arithmetic import check_halves
 from mtrain.core.update.order import Exchange
 from mtrain.errors import SpecError
 
@@ -73,7 +74,28 @@ class TorchEngine(Engine):
     def build_model(self, build: Callable[[], nn.Module], recipe: Recipe) -> nn.Module:
         model: nn.Module = super().build_model(build, recipe)
         compiling.attach(model, recipe)
+        if self.collective.size > 1:
+            for dtype in sorted(self.exchanged_halves(model), key=str):
+                self._check_halves(dtype)
         return model
+
+    def exchanged_halves(self, model: nn.Module) -> set[torch.dtype]:
+        """Return the types of half precision in which gradients of ``model`` are exchanged."""
+        return {p.dtype for p in model.parameters() if p.requires_grad} & {torch.bfloat16, torch.float16}
+
+    def _check_halves(self, dtype: torch.dtype) -> None:
+        name, kind = type(self).__name__.removesuffix("Engine").lower(), str(dtype).removeprefix("torch.")
+
+        def give(number: int) -> torch.Tensor:
+            return torch.full((2,), number, dtype=dtype, device=self.target)
+
+        try:
+            check_halves(self.collective, give, lambda x: x.float().cpu().numpy(), name=name, dtype=kind)
+        except ValueError as error:  # Horovod knows no bfloat16.
+            raise SpecError(
+                f"backend {name}: the model has trained parameters of {kind}, which this backend cannot add up over the ranks "
+                f"({error}); keep them in float32, or use ddp"
+            ) from error
 
     @override
     def with_own_optimizer(self, model: nn.Module, recipe: Recipe) -> Recipe:

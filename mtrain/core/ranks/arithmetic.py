@@ -1,9 +1,11 @@
 """Refuse a session that is incomplete, or ranks whose library adds up wrongly, before anything is trained with them."""
 
+from collections.abc import Callable
+
 import numpy as np
 
 from mtrain.core.completeness import check_session
-from mtrain.core.interfaces import Array, Backend, RankSession
+from mtrain.core.interfaces import Array, Backend, Collective, RankSession, Tensor
 from mtrain.errors import LaunchError
 
 
@@ -42,9 +44,38 @@ def check_ranks(session: RankSession, *, backend: Backend, name: str) -> None:
     _check(np.array(gathered), np.arange(collective.size), name=name, what="list of ranks that was gathered")
 
 
-def _check(result: Array, right: object, *, name: str, what: str) -> None:
+def check_halves(
+    collective: Collective, give: Callable[[int], Tensor], read: Callable[[Tensor], Array], *, name: str, dtype: str
+) -> None:
+    """Refuse ranks whose library adds up numbers of half precision wrongly; every rank must call.
+
+    Args:
+        collective: The ranks.
+        give: Returns a tensor of that precision, on the device, full of a number.
+        read: Returns such a tensor as an array of float32.
+        name: What the message calls the backend.
+        dtype: What it calls the precision.
+
+    Raises:
+        LaunchError: A sum or a mean is wrong.
+    """
+    # Whole numbers up to 256 are exact in bfloat16, so of more than 100 ranks the others give 0.
+    counted = min(collective.size, 100)
+    given = give(1 + collective.rank % 2 if collective.rank < counted else 0)
+    total = counted + counted // 2
+    _check(read(collective.all_reduce(given, "sum")), total, name=name, what=f"sum of {dtype} on the device")
+    _check(
+        read(collective.all_reduce(given, "mean")),
+        total / collective.size,
+        name=name,
+        what=f"mean of {dtype} on the device",
+        rtol=0.01,
+    )
+
+
+def _check(result: Array, right: object, *, name: str, what: str, rtol: float = 1e-5) -> None:
     # A backend may multiply by a rounded 1 / size.
-    if not np.allclose(result, np.asarray(right), rtol=1e-5, atol=0):
+    if not np.allclose(result, np.asarray(right), rtol=rtol, atol=0):
         raise LaunchError(wrong_result(name, what, result.tolist(), right))
 
 
