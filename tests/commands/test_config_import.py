@@ -411,6 +411,182 @@ def test_several_overrides_follow_one_flag(capsys):
     assert (spec.train.epochs, spec.data.root, spec.train.seed) == (3, "coco", 1)
 
 
+PLAIN_IMAGES = "{NormalizeImage: {mean: [0., 0., 0.], std: [1., 1., 1.], norm_type: none}}"
+
+
+@pytest.mark.parametrize(
+    ("plain", "backbone", "neck", "model", "factors"),
+    [
+        (True, True, False, "ppyoloe_plus_s", None),
+        (True, False, False, "ppyoloe_plus_s", "none"),  # the files of Objects365
+        (True, True, True, "ppyoloe_plus_s", "everywhere"),  # those of SKU-110K
+        (False, True, False, "ppyoloe_s", "backbone"),
+        (False, False, False, "ppyoloe_s", None),
+    ],
+)
+def test_normalisation_names_the_model_and_factors_are_an_option(plain, backbone, neck, model, factors):
+    readers = (
+        f"TrainReader: {{batch_transforms: [{PLAIN_IMAGES}]}}\nEvalReader: {{sample_transforms: [{PLAIN_IMAGES}]}}\n"
+        f"TestReader: {{sample_transforms: [{PLAIN_IMAGES}]}}\n"
+    )
+    file = write(
+        "mine.yml",
+        f"_BASE_: ['{ppyoloe('s')}']\nCSPResNet: {{use_alpha: {backbone}}}\nCustomCSPPAN: {{use_alpha: {neck}}}\n"
+        + readers * plain,
+    )
+    spec = load(convert([file]).text).spec
+    assert (spec.model.name, spec.model.options.get("factors")) == (model, factors)
+
+
+RTDETR = """
+_BASE_: [{coco}]
+architecture: DETR
+norm_type: sync_bn
+use_ema: true
+ema_decay: 0.9999
+ema_decay_type: exponential
+ema_filter_no_grad: true
+hidden_dim: 256
+use_focal_loss: true
+eval_size: [640, 640]
+epoch: 12
+DETR: {{backbone: {backbone}, neck: HybridEncoder, transformer: RTDETRTransformer, detr_head: DINOHead, post_process: DETRPostProcess}}
+ResNet:
+  {{depth: 34, variant: d, norm_type: bn, freeze_at: 0, freeze_stem_only: true, return_idx: [1, 2, 3], lr_mult_list: [.1, .1, .1, .1]}}
+PPHGNetV2: {{arch: X, return_idx: [1, 2, 3], freeze_at: -1, freeze_norm: false, lr_mult_list: [0., .01, .01, .01, .01]}}
+SwinTransformer: {{arch: swin_L_384, ape: false, drop_path_rate: 0.1, patch_norm: true, out_indices: [1, 2, 3]}}
+HybridEncoder:
+  hidden_dim: 384
+  use_encoder_idx: [2]
+  num_encoder_layers: 2
+  encoder_layer: {{name: TransformerLayer, d_model: 384, nhead: 8, dim_feedforward: 2048, dropout: 0., activation: gelu}}
+  expansion: 1
+RTDETRTransformer:
+  {{num_queries: 200, position_embed_type: sine, feat_strides: [8, 16, 32], num_levels: 3, nhead: 8, num_decoder_layers: 4, eval_idx: 2}}
+DINOHead:
+  loss:
+    name: DINOLoss
+    loss_coeff: {{class: 1, bbox: 4, giou: 2}}
+    use_vfl: true
+    matcher: {{name: HungarianMatcher, matcher_coeff: {{class: 3, bbox: 5, giou: 2}}}}
+DETRPostProcess: {{num_top_queries: 100}}
+LearningRate:
+  base_lr: 0.0001
+  schedulers: [!PiecewiseDecay {{gamma: 1.0, milestones: [100], use_warmup: true}}, !LinearWarmup {{start_factor: 0.001, steps: 2000}}]
+OptimizerBuilder:
+  clip_grad_by_norm: 0.1
+  regularizer: false
+  optimizer: {{type: AdamW, weight_decay: 0.0001{groups}}}
+TrainReader:
+  batch_size: 4
+  sample_transforms: [{{Decode: {{}}}}, {{RandomDistort: {{prob: 0.8}}}}, {{RandomFlip: {{}}}}]
+  batch_transforms:
+    [{{BatchRandomResize: {{target_size: [480, 640], keep_ratio: false}}}}, {plain}, {{NormalizeBox: {{}}}}, {{Permute: {{}}}}]
+EvalReader:
+  sample_transforms: [{{Decode: {{}}}}, {{Resize: {{target_size: [640, 640], keep_ratio: false, interp: 2}}}}, {plain}]
+"""
+
+
+def rtdetr(backbone: str, *, change: tuple[str, str] = ("", ""), groups: str = "") -> Path:
+    text = RTDETR.format(
+        coco=PADDLE / "datasets/coco_detection.yml",
+        backbone=backbone,
+        plain=PLAIN_IMAGES,
+        groups=groups,
+    )
+    assert change[0] in text
+    return write("rtdetr.yml", text.replace(*change) if change[0] else text)
+
+
+def test_rtdetr_becomes_transformers_configuration_and_the_backbone_a_group():
+    loaded = load(convert([rtdetr("ResNet")]).text)
+    spec, config_ = loaded.spec, loaded.spec.model.options["config"]
+    assert spec.model.name == "rt_detr"
+    assert config_["backbone_config"] == {
+        "model_type": "rt_detr_resnet", "layer_type": "basic", "embedding_size": 64, "depths": [3, 4, 6, 3],
+        "hidden_sizes": [64, 128, 256, 512], "out_features": ["stage2", "stage3", "stage4"],
+    }  # fmt: skip
+    expected = {
+        "encoder_in_channels": [128, 256, 512], "decoder_in_channels": [384] * 3, "encoder_hidden_dim": 384, "d_model": 256,
+        "encoder_layers": 2, "encoder_ffn_dim": 2048, "decoder_layers": 4, "num_queries": 200, "hidden_expansion": 1.0,
+        "weight_loss_bbox": 4.0, "matcher_class_cost": 3.0, "freeze_backbone_batch_norms": True,
+    }  # fmt: skip
+    assert {name: config_[name] for name in expected} == expected
+    assert isinstance(config_["weight_loss_bbox"], float), "transformers takes no whole number there"
+    assert spec.model.options["max_detections"] == 100
+    assert (spec.train.batch_size, spec.train.clip_norm, spec.train.freeze) == (
+        16,
+        0.1,
+        [r"^model\.backbone\.model\.embedder\."],
+    )
+    assert [(group.match, group.learning_rate_factor) for group in spec.optimizer.groups] == [
+        (r"^model\.backbone\.", 0.1),
+        ("", 1.0),
+    ]
+    assert (spec.optimizer.rule, spec.optimizer.weight_decay) == ("adamw", 0.0001)
+    assert (spec.schedule.name, spec.schedule.gamma, spec.schedule.warmup.updates) == ("step", 1.0, 2000)
+
+
+def test_other_backbones_of_rtdetr_and_its_groups_without_decay():
+    hgnet = load(convert([rtdetr("PPHGNetV2")]).text).spec
+    assert hgnet.model.options["config"]["backbone_config"]["stage_num_blocks"] == [1, 2, 5, 2]
+    assert hgnet.model.options["config"]["freeze_backbone_batch_norms"] is False
+    assert (hgnet.train.freeze, hgnet.optimizer.groups[0].learning_rate_factor) == ([], 0.01)
+    names = ", param_groups: [{params: [relative_position_bias_table, norm], weight_decay: 0.0}]"
+    swin = load(convert([rtdetr("SwinTransformer", groups=names)]).text).spec
+    assert swin.model.options["config"]["encoder_in_channels"] == [384, 768, 1536]
+    assert swin.model.options["config"]["backbone_config"]["drop_path_rate"] == 0.1
+    assert [(group.match, group.weight_decay) for group in swin.optimizer.groups] == [
+        ("relative_position_bias_table|norm", 0.0), ("", None)
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        (
+            "position_embed_type: sine",
+            "query_pos_head_inv_sig: true",
+            r"query_pos_head_inv_sig: given true, expected false",
+        ),
+        ("depth: 34", "depth: 200", r"ResNet\.depth: given 200, expected variant d with one of 18, 34"),
+        ("expansion: 1\n", "depth_mult: 2.0\n", r"HybridEncoder\.depth_mult: given 2\.0, expected 1\.0"),
+        ("neck: HybridEncoder", "neck: FPN", r"DETR\.neck: given FPN, expected HybridEncoder"),
+        ("d_model: 384", "d_model: 256", r"encoder_layer\.d_model: given 256, expected 384"),
+        (
+            "return_idx: [1, 2, 3], lr_mult",
+            "return_idx: [0, 1, 2], lr_mult",
+            r"ResNet\.return_idx: .*the last three stages",
+        ),
+        (
+            "transformer: RTDETRTransformer",
+            "transformer: DINOTransformer",
+            r"architecture: given DETR, which mtrain does not have",
+        ),
+    ],
+)
+def test_another_detr_is_refused_where_it_differs(old, new, message, capsys):
+    assert re.search(message, fails(capsys, rtdetr("ResNet", change=(old, new))))
+
+
+def test_lists_and_order_of_classes_of_a_voc_set_are_kept(capsys):
+    data = """
+TrainDataset: {name: VOCDataSet, dataset_dir: roads, anno_path: trainval.txt, label_list: label_list.txt}
+EvalDataset: {name: VOCDataSet, dataset_dir: roads, anno_path: test.txt, label_list: %s}
+"""
+    file = write("voc.yml", f"_BASE_: ['{ppyoloe('s')}']\n" + data % "label_list.txt")
+    spec = load(convert([file]).text).spec
+    assert (spec.data.format, spec.data.root, spec.data.train, spec.data.val) == (
+        "voc",
+        "roads",
+        "trainval.txt",
+        "test.txt",
+    )
+    assert spec.data.options == {"label_list": "label_list.txt"}
+    write("voc.yml", f"_BASE_: ['{ppyoloe('s')}']\n" + data % "others.txt")
+    assert re.search(r"EvalDataset\.label_list: given others\.txt, expected label_list\.txt", fails(capsys, file))
+
+
 @pytest.mark.parametrize("size", "smlx")
 def test_ppyoloe_plus_is_told_by_its_factors(size):
     normalised = "{NormalizeImage: {mean: [0., 0., 0.], std: [1., 1., 1.], norm_type: none}}"
@@ -452,10 +628,6 @@ REFUSED = {
         "architecture: YOLOv3\nYOLOv3: {backbone: DarkNet, neck: CustomCSPPAN, yolo_head: PPYOLOEHead}\n",
         r"bad\.yml:2 YOLOv3\.backbone: given DarkNet",
     ),
-    "PP-YOLOE+ with the normalisation of PP-YOLOE": (
-        f"_BASE_: ['{ppyoloe('s')}']\nCSPResNet: {{use_alpha: True}}\n",
-        r"NormalizeImage: .*without norm_type, whose default is mean_std; mtrain's PP-YOLOE\+ has norm_type: none",
-    ),
     "PP-YOLOE+ with other factors": (
         f"_BASE_: ['{ppyoloe('s')}']\nCSPResNet: {{use_alpha: 2}}\n",
         r"bad\.yml:2 CSPResNet\.use_alpha: given 2",
@@ -467,7 +639,7 @@ REFUSED = {
     ),
     "the same in evaluation": (
         f"_BASE_: ['{ppyoloe('s')}']\nEvalReader: {{sample_transforms: [NormalizeImage: {{norm_type: none}}]}}\n",
-        r"bad\.yml:2 EvalReader.*norm_type: given none",
+        r"ppyoloe_reader\.yml:\d+ TrainReader\..*NormalizeImage: .*without norm_type",
     ),
     "ImageNet": (
         "path: ../datasets/imagenet\ntrain: train\nval: val\nnames: {0: tench, 1: goldfish}\n",

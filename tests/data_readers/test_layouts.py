@@ -130,6 +130,40 @@ def test_voc_lists_may_hold_ids_file_names_or_paths(tmp_path: Path, line: str) -
     assert_boxes_of_bccd(read(root, "voc", train="train.txt", val="val.txt"))
 
 
+@pytest.mark.parametrize("place", ["", "VOCdevkit/VOC 2007/"])
+def test_lists_of_paddledetection_name_images_and_xml_files_and_its_label_list_the_order(
+    tmp_path: Path, place: str
+) -> None:
+    root = tmp_path / "voc"
+    shutil.copytree(SMALL / "voc" / "Annotations", root / place / "marks")
+    shutil.copytree(SMALL / "voc" / "JPEGImages", root / place / "pictures")
+    for split in SPLITS:
+        lines = [f"./{place}pictures/{name}.jpg\t./{place}marks/{name}.xml\n" for name in ids(split)]
+        (root / f"{split}_pairs.txt").write_text("".join(lines))
+    lists = {"train": "train_pairs.txt", "val": "val_pairs.txt"}
+    assert_boxes_of_bccd(read(root, "voc", **lists))
+    plain = read(root, "voc", **lists)[0]
+    # A class without an object counts too: weights of this set have an output for it.
+    order = ["WBC", "Parasite", "RBC", "Platelets"]
+    (root / "label_list.txt").write_text("\n".join(order) + "\n")
+    for options in ({}, {"label_list": "label_list.txt"}):
+        train, val = read(root, "voc", **lists, options=options)
+        assert list(train.class_names) == list(val.class_names) == order
+        renumbered = [order[label] for image in train.images for label in image.labels]
+        assert renumbered == [plain.class_names[label] for image in plain.images for label in image.labels]
+
+
+def test_a_label_list_that_lacks_a_class_or_repeats_one_is_refused(tmp_path: Path) -> None:
+    root = tmp_path / "voc"
+    shutil.copytree(SMALL / "voc", root)
+    (root / "label_list.txt").write_text("WBC\nRBC\n")
+    with pytest.raises(DataError, match="unknown class 'Platelets'"):
+        read(root, "voc")
+    (root / "label_list.txt").write_text("WBC\nRBC\nWBC\n")
+    with pytest.raises(DataError, match=r"label_list\.txt: class names must be unique"):
+        read(root, "voc")
+
+
 def test_images_without_an_xml_file_are_left_out_and_counted(tmp_path: Path) -> None:
     xml_and_images(tmp_path, xml="{split}/{id}.xml", image="{split}/{id}.jpg")
     copy(SMALL / "images" / "BloodImage_00000.jpg", tmp_path / "train" / "unlabelled.jpg")

@@ -105,3 +105,31 @@ def test_factors_start_at_one(framework):
     shapes = {name: tuple(x.shape) for name, x in framework.state(network).items()}
     start = model.initial(shapes, task(3), seed=3)
     assert all((value == 1).all() for name, value in start.items() if name.endswith(".alpha"))
+
+
+@pytest.mark.parametrize(("factors", "count"), [("none", 0), ("everywhere", 11)])
+def test_factors_can_be_elsewhere_and_the_form_for_inference_has_them_in_its_kernels(factors, count, framework):
+    built = plugin("s", plus=True, factors=factors).build(task(3), OneRank())
+    network = framework.to(built, "float64")
+    shapes = {name: tuple(x.shape) for name, x in framework.state(network).items() if not is_counter(name)}
+    filled = {name: RULES.fill(published(name), shape, "s") for name, shape in shapes.items()}
+    alphas = [name for name in shapes if name.endswith(".alpha")]
+    assert len(alphas) == count
+    filled |= {name: np.float32(0.5 + RULES.uniform(name, (1,))) for name in alphas}
+    framework.load(network, filled)
+    network.eval()
+    weights = plugin("s").fused(
+        {name: np.array(framework.ops.to_numpy(x)) for name, x in framework.state(network).items()}
+    )
+    deployed = framework.to(plugin("s", plus=True, factors=factors, deploy=True).build(task(3), OneRank()), "float64")
+    assert list(framework.state(deployed)) == list(weights)
+    framework.load(deployed, weights)
+    deployed.eval()
+    image = framework.tensor(RULES.image(64, 64), "float64")
+    with framework.nn.no_grad():
+        before, after = (framework.ops.to_numpy(x.outputs(image)[0].logits_BLC) for x in (network, deployed))
+    assert_close(after, before, 1e-9, "logits")
+    framework.load(network, {name: np.float32(3.0) for name in alphas})
+    with framework.nn.no_grad():
+        changed = framework.ops.to_numpy(network.outputs(image)[0].logits_BLC)
+    assert (np.abs(changed - before).max() > 1e-6) == bool(count)

@@ -128,11 +128,11 @@ class Stage(nn.Module):
 class Chain(nn.Module):
     """Blocks named ``0``, ``1``, ... in sequence; with ``pyramid``, a ``Pyramid`` ``spp`` follows the middle one."""
 
-    def __init__(self, channels: int, repeats: int, *, pyramid: bool, deploy: bool) -> None:
+    def __init__(self, channels: int, repeats: int, *, pyramid: bool, deploy: bool, weighed: bool) -> None:
         super().__init__()
         self.order: list[str] = []
         for i in range(repeats):
-            self._append(str(i), RepBlock(channels, shortcut=False, deploy=deploy))
+            self._append(str(i), RepBlock(channels, shortcut=False, deploy=deploy, weighed=weighed))
             if pyramid and i == (repeats - 1) // 2:
                 self._append("spp", Pyramid(channels))
 
@@ -151,12 +151,14 @@ class Chain(nn.Module):
 class NeckStage(nn.Module):
     """Two paths of half the channels, one with the blocks, joined by a 1x1 convolution (Wang et al. 2020, CSPNet)."""
 
-    def __init__(self, in_channels: int, out_channels: int, repeats: int, *, pyramid: bool, deploy: bool) -> None:
+    def __init__(
+        self, in_channels: int, out_channels: int, repeats: int, *, pyramid: bool, deploy: bool, weighed: bool
+    ) -> None:
         super().__init__()
         half = out_channels // 2
         self.conv1 = ConvNorm(in_channels, half)
         self.conv2 = ConvNorm(in_channels, half)
-        self.convs = Chain(half, repeats, pyramid=pyramid, deploy=deploy)
+        self.convs = Chain(half, repeats, pyramid=pyramid, deploy=deploy, weighed=weighed)
         self.conv3 = ConvNorm(2 * half, out_channels)
 
     def forward(self, x_BCHW: Tensor) -> Tensor:

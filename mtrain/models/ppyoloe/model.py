@@ -14,7 +14,7 @@ from mtrain.core.interfaces import Array, Collective, HostBatch, Module, Publish
 from mtrain.models.common.detector import Detector
 from mtrain.models.common.nms import detections_by_class
 from mtrain.models.common.start_values import generator_of
-from mtrain.models.ppyoloe.truth import STATIC, group_rows
+from mtrain.models.ppyoloe.truth import STATIC, Factors, group_rows
 
 _SCALES = {"s": (0.33, 0.50), "m": (0.67, 0.75), "l": (1.0, 1.0), "x": (1.33, 1.25)}
 """(depth, width) of each variant."""
@@ -44,6 +44,9 @@ class PPYOLOEOptions(BaseModel):
     """Largest number of predictions per image and class that enter suppression."""
     max_detections: Annotated[int, Field(ge=1)] = 300
     """Largest number of detections per image."""
+    factors: Factors | None = None
+    """Where the second branch of a block has a learned factor: none, backbone or everywhere (the neck too); None: as published,
+    in the backbone of PP-YOLOE+."""
     deploy: bool = False
     """Build the network for inference, where each pair of parallel convolutions is fused into one.
 
@@ -80,7 +83,7 @@ class PPYOLOE(Detector):
         from mtrain.models.ppyoloe.loss import LossSettings
         from mtrain.models.ppyoloe.network import Network
 
-        o, (depth, width) = self.options, _SCALES[self.variant]
+        o = self.options
         settings = LossSettings(
             class_count=len(task.class_names),
             static_assigner_epoch=o.static_assigner_epoch,
@@ -89,7 +92,12 @@ class PPYOLOE(Detector):
             dfl=o.dfl,
         )
         return Network(
-            depth=depth, width=width, settings=settings, collective=collective, deploy=o.deploy, plus=self.plus
+            scale=_SCALES[self.variant],
+            settings=settings,
+            collective=collective,
+            deploy=o.deploy,
+            plus=self.plus,
+            factors=o.factors or ("backbone" if self.plus else "none"),
         )
 
     @staticmethod

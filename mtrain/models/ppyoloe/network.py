@@ -19,7 +19,7 @@ from mtrain.models.common.pixels import as_floats
 from mtrain.models.ppyoloe.assign import Points, Truth, points_of, truth_of
 from mtrain.models.ppyoloe.blocks import ConvNorm, HeadStem, NeckStage, Stage
 from mtrain.models.ppyoloe.loss import LossSettings, Outputs, assign, decode, loss
-from mtrain.models.ppyoloe.truth import STATIC
+from mtrain.models.ppyoloe.truth import STATIC, Factors
 
 STRIDES = (32, 16, 8)
 BINS = 17
@@ -65,13 +65,15 @@ class Backbone(nn.Module):
 class Neck(nn.Module):
     """The neck: path aggregation from coarse to fine, then from fine to coarse (Liu et al. 2018)."""
 
-    def __init__(self, inputs: Sequence[int], outputs: Sequence[int], repeats: int, *, deploy: bool) -> None:
+    def __init__(
+        self, inputs: Sequence[int], outputs: Sequence[int], repeats: int, *, deploy: bool, weighed: bool
+    ) -> None:
         """Make the neck for levels with ``inputs`` channels, which get ``outputs`` channels; both coarse to fine."""
         super().__init__()
         routes = [channels // 2 for channels in outputs[:-1]]
 
         def stage(c_in: int, c_out: int, *, pyramid: bool = False) -> nn.Module:
-            return nn.Sequential(NeckStage(c_in, c_out, repeats, pyramid=pyramid, deploy=deploy))
+            return nn.Sequential(NeckStage(c_in, c_out, repeats, pyramid=pyramid, deploy=deploy, weighed=weighed))
 
         joined = [c_in + route for c_in, route in zip(inputs, [0, *routes], strict=True)]
         fpn = [stage(c_in, c_out, pyramid=i == 0) for i, (c_in, c_out) in enumerate(zip(joined, outputs, strict=True))]
@@ -144,32 +146,34 @@ class Network(Imitator):
     """PP-YOLOE with its loss. It returns losses in training, and boxes with scores in evaluation, see ``forward``.
 
     Args:
-        depth: Factor for the number of blocks.
-        width: Factor for the number of channels.
+        scale: Factors for the number of blocks and for the number of channels.
         settings: Settings of the loss.
         collective: Averages the normaliser of the loss over ranks.
         deploy: Build the network for inference, see ``models.ppyoloe.model.fuse``.
-        plus: PP-YOLOE+: learned factors in the backbone's blocks, and images in 0..1 that are not normalised further.
+        plus: PP-YOLOE+: images in 0..1 that are not normalised further.
+        factors: Where blocks have learned factors.
     """
 
     def __init__(
         self,
         *,
-        depth: float,
-        width: float,
+        scale: tuple[float, float],
         settings: LossSettings,
         collective: Collective,
         deploy: bool = False,
         plus: bool = False,
+        factors: Factors = "none",
     ) -> None:
         super().__init__()
-        self._normalised = not plus
+        self._normalised, (depth, width) = not plus, scale
         self.settings, self.collective = settings, collective
         channels = [round(c * width) for c in (64, 128, 256, 512, 1024)]
         outputs = [round(c * width) for c in (768, 384, 192)]
         repeats = [max(round(n * depth), 1) for n in (3, 6, 6, 3)]
-        self.backbone = Backbone(channels, repeats, deploy=deploy, weighed=plus)
-        self.neck = Neck(channels[:-4:-1], outputs, max(round(3 * depth), 1), deploy=deploy)
+        self.backbone = Backbone(channels, repeats, deploy=deploy, weighed=factors != "none")
+        self.neck = Neck(
+            channels[:-4:-1], outputs, max(round(3 * depth), 1), deploy=deploy, weighed=factors == "everywhere"
+        )
         self.yolo_head = Head(outputs, settings.class_count)
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:

@@ -3,10 +3,14 @@
 Shape letters: B batch, N objects of an image (padded), T objects of the micro batch.
 """
 
+from typing import Literal
+
 import numpy as np
 
 from mtrain.core.interfaces import Array
 
+Factors = Literal["none", "backbone", "everywhere"]
+"""Where blocks of the network have learned factors."""
 STATIC = "static"
 """Name in an arranged micro batch that says by its presence, which the host knows, that objects are assigned statically."""
 _STEPS = 8

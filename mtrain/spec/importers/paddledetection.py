@@ -1,4 +1,4 @@
-"""Translate PaddleDetection's YAML of a PP-YOLOE job to a spec."""
+"""Translate PaddleDetection's YAML of a PP-YOLOE or RT-DETR job to a spec."""
 
 from collections.abc import Sequence
 from typing import ClassVar
@@ -6,6 +6,7 @@ from typing import ClassVar
 from mtrain.errors import SpecError
 from mtrain.spec.importers import paddledetection_data as data
 from mtrain.spec.importers import paddledetection_network as network
+from mtrain.spec.importers import paddledetection_rtdetr as rtdetr
 from mtrain.spec.importers import paddledetection_training as training
 from mtrain.spec.importers.documents import Document
 from mtrain.spec.importers.importer import Importer
@@ -20,7 +21,7 @@ _PLACES = ("xpu", "npu", "mlu", "gcu", "ipu")
 
 
 class PaddleDetection(Importer):
-    """PaddleDetection's YAML of a PP-YOLOE job; it names its bases itself."""
+    """PaddleDetection's YAML of a PP-YOLOE or RT-DETR job; it names its bases itself."""
 
     expected: ClassVar[str] = "PaddleDetection's YAML with `architecture`"
 
@@ -44,17 +45,20 @@ def translate(document: Document, *, cards: int | None) -> Book:
     """Translate a file that names an architecture, and return its book.
 
     Args:
-        cards: number of cards for which the batch per card and the learning rate of the file are meant; None: eight.
+        cards: number of cards for which the batch per card and the learning rate of the file are meant; None: eight, of RT-DETR four.
 
     Raises: ``SpecError`` where it describes what mtrain does not have.
     """
     book = Book(document)
-    model = network.translate(book)
-    data.translate(book, cards=CARDS if cards is None else cards, cards_given=cards is not None)
+    is_rtdetr = rtdetr.is_one(book)
+    model = rtdetr.translate(book) if is_rtdetr else network.translate(book)
+    usual = rtdetr.CARDS if is_rtdetr else CARDS
+    data.translate(book, cards=usual if cards is None else cards, cards_given=cards is not None)
     training.translate(book)
     _runtime(book)
     _weights(book, model)
-    book.note("backend: not set, so mtrain's default trains; `--backend fleet` trains the same with Paddle Fleet")
+    if not is_rtdetr:
+        book.note("backend: not set, so mtrain's default trains; `--backend fleet` trains the same with Paddle Fleet")
     book.close()
     return book
 
@@ -81,7 +85,7 @@ def _runtime(book: Book) -> None:
     if book.has("amp"):
         book.carry("amp", "train.precision", "fp16" if book.truth("amp", default=False) else "fp32")
     book.drop("custom_black_list", "names operators for Paddle's own mixed precision")
-    book.drop("find_unused_parameters", "every parameter of PP-YOLOE takes part in every update")
+    book.drop("find_unused_parameters", "every parameter takes part in every update")
     book.drop("weights", "names what PaddleDetection evaluates; `mtrain evaluate` takes a run")
     book.drop("export", "belongs to PaddleDetection's export")
     _metric(book)

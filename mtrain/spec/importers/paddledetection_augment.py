@@ -8,6 +8,7 @@ from typing import Any
 
 from mtrain.spec.importers.key_report import Book, equal, is_number, show_value
 from mtrain.spec.importers.paddledetection_network import is_plus
+from mtrain.spec.importers.paddledetection_rtdetr import is_one as is_rtdetr
 from mtrain.spec.yaml_reader import Path
 
 INTERPOLATIONS = ("nearest", "linear", "cubic", "area", "lanczos4")
@@ -19,7 +20,8 @@ _SPAN = [0.5, 1.5]
 """PaddleDetection's default range of saturation, contrast and brightness."""
 _HALF = 0.5
 """PaddleDetection's default of every probability."""
-_DONE = ("Decode", "Permute", "PadGT")
+_DONE = ("Decode", "Permute", "PadGT", "NormalizeBox", "BboxXYXY2XYWH")
+_PROBABILITY = "mtrain draws it for every image; of its steps each has a chance of its own"
 
 
 def translate(book: Book) -> None:
@@ -43,6 +45,8 @@ def translate(book: Book) -> None:
                 translators[name](book, at)
             elif name in _DONE:
                 book.same(at, "as always in mtrain")
+            elif name == "Resize":
+                book.drop(at, "crops and boxes are shares of the image, and BatchRandomResize sets the side")
             else:
                 book.drop(at, "mtrain has no such transform")
     book.otherwise("data.augment.flip_lr", 0.0, "no RandomFlip in TrainReader")
@@ -73,6 +77,7 @@ def _distort(book: Book, at: Path) -> None:
         f"for its distortion since then: -o {target}.form=enhance {target}.hue={_pillow_degrees(ranges['hue']):g}"
     )
     _options(book, at, {"random_apply": True, "count": 4, "random_channel": False}, what="mtrain's distortion")
+    book.drop((*at, "prob"), _PROBABILITY)
     book.bare(at, target)
 
 
@@ -110,6 +115,7 @@ def _crop(book: Book, at: Path) -> None:
     for key, value in defaults.items():
         book.settle((*at, key), f"{target}.{key}", book.get((*at, key), value))
     _options(book, at, {"cover_all_box": False, "is_mask_crop": False, "ioumode": "iou"}, what="mtrain's crop")
+    book.drop((*at, "prob"), _PROBABILITY)
     book.bare(at, target)
 
 
@@ -174,8 +180,10 @@ def normalisation(book: Book, at: Path) -> None:
 
     Raises: ``SpecError`` for another normalisation: weights and metrics would differ from those of the file.
     """
-    name, expected = ("PP-YOLOE+", SCALE_ALONE) if is_plus(book) else ("PP-YOLOE", MEAN_STD)
-    if is_plus(book) and not book.has((*at, "norm_type")):
+    is_plain = is_rtdetr(book) or is_plus(book)
+    name = "RT-DETR" if is_rtdetr(book) else "PP-YOLOE+" if is_plain else "PP-YOLOE"
+    expected = SCALE_ALONE if is_plain else MEAN_STD
+    if is_plain and not book.has((*at, "norm_type")):
         raise book.refuse(at, f"without norm_type, whose default is mean_std; mtrain's {name} has norm_type: none")
     for key in book.section(at):
         if key not in expected:

@@ -55,14 +55,32 @@ def _datasets(book: Book) -> None:
     root = book.get(f"{_TRAIN}.dataset_dir") or "."
     book.put("data.root", root, f"{_TRAIN}.dataset_dir")
     book.same(f"{_TRAIN}.dataset_dir", f"data.root: {show_value(root)}")
-    if FORMATS[kind] == "voc":
-        for section in (_TRAIN, _EVAL):
-            book.drop(f"{section}.anno_path", "pairs of files; mtrain's list names images, ImageSets/Main/<split>.txt")
-            book.drop(f"{section}.label_list", "data.names takes the names; without them all names found count")
-        return
     book.carry(f"{_TRAIN}.anno_path", "data.train")
     _eval_path(book, str(root))
-    _images(book)
+    if FORMATS[kind] == "voc":
+        _label_list(book)
+    else:
+        _images(book)
+
+
+def _label_list(book: Book) -> None:
+    """Enter the classes of a VOC set and their order, and the folder from which its lists name images and XML files."""
+    sources = [f"{section}.label_list" for section in (_TRAIN, _EVAL)]
+    given = [book.get(source) for source in sources if book.get(source) is not None]
+    if not given:
+        book.note(
+            "label_list is not given: mtrain takes the classes of the annotations, PaddleDetection the 20 of Pascal VOC"
+        )
+    elif len(set(map(str, given))) > 1:
+        raise book.refuse(
+            sources[1], f"expected {show_value(given[0])} as in {_TRAIN}: both splits have the same classes"
+        )
+    for source in sources:
+        book.carry(source, "data.options.label_list")
+        book.same(source, f"data.options.label_list: {show_value(book.get(source))}")
+    for section in (_TRAIN, _EVAL):
+        if book.get(f"{section}.image_dir"):
+            book.carry(f"{section}.image_dir", "data.images")
 
 
 def _same_kind(book: Book, section: str, kind: str) -> None:

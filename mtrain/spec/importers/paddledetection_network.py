@@ -46,8 +46,10 @@ SHAPE: Mapping[str, Mapping[str, Any]] = {
     },
 }
 """Settings of the network; a file with other values describes another network."""
-PLUS = ("CSPResNet", "use_alpha")
-"""Key that is true of PP-YOLOE+, and false or left out of PP-YOLOE."""
+FACTORS = (("CSPResNet", "use_alpha"), ("CustomCSPPAN", "use_alpha"))
+"""Keys of the learned factors in backbone and neck; those of the backbone are true of PP-YOLOE+ as published."""
+PLAIN_IMAGES: Path = ("EvalReader", "sample_transforms")
+"""Place of the normalisation: PP-YOLOE+ has images from 0 to 1, and PP-YOLOE has ImageNet's mean and deviation."""
 STATED = ("CSPResNet.return_idx", "CSPResNet.use_large_stem", "CustomCSPPAN.out_channels", "CustomCSPPAN.spp")
 """Keys whose default in PaddleDetection gives another network: a file must state them."""
 HEAD_OPTIONS = {
@@ -108,7 +110,7 @@ def translate(book: Book) -> str:
             raise book.refuse(source, f"without {path}, which {_WHAT} needs at {show_value(_shape(path))}")
     for section, expected in SHAPE.items():
         for key in book.section(section):
-            is_choice = (section, key) == PLUS and isinstance(book.get(PLUS), bool)
+            is_choice = (section, key) in FACTORS and isinstance(book.get((section, key)), bool)
             if key in expected and not is_choice and not equal(book.get((section, key)), expected[key]):
                 raise book.refuse((section, key), f"expected {show_value(expected[key])}: {_WHAT} has no other")
             if key in expected:
@@ -119,6 +121,12 @@ def translate(book: Book) -> str:
                 raise book.refuse((section, key), f"which {_WHAT} does not know; it could change the network")
     book.same("architecture", f"model.name: {model}")
     book.same((architecture,), f"model.name: {model}")
+    in_backbone, in_neck = (book.get(path) is True for path in FACTORS)
+    if in_neck and not in_backbone:
+        raise book.refuse(FACTORS[1], "expected false: mtrain's PP-YOLOE has no factors in the neck alone")
+    factors = "everywhere" if in_neck else "backbone" if in_backbone else "none"
+    if factors != ("backbone" if is_plus(book) else "none"):
+        book.put("model.options.factors", factors, FACTORS[in_neck])
     _head(book, Options(model))
     return model
 
@@ -179,5 +187,9 @@ def _shape(path: str) -> Any:
 
 
 def is_plus(book: Book) -> bool:
-    """Return whether the file describes PP-YOLOE+."""
-    return book.get(PLUS) is True
+    """Return whether the file describes PP-YOLOE+: images from 0 to 1; where it does not say, factors in the backbone."""
+    steps = book.get(PLAIN_IMAGES)
+    found = [step["NormalizeImage"] for step in steps if "NormalizeImage" in step] if isinstance(steps, list) else []
+    if found and isinstance(found[0], dict):
+        return found[0].get("norm_type") == "none"
+    return book.get(FACTORS[0]) is True

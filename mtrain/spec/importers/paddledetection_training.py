@@ -4,6 +4,7 @@ For a key that a file leaves out, PaddleDetection's default is written into the 
 """
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -60,8 +61,9 @@ def _decay(book: Book, *, decoupled: bool) -> None:
         book.carry(f"{_OPTIMIZER}.weight_decay", "optimizer.weight_decay")
         book.drop(regularizer, "AdamW has a decay of its own")
         book.otherwise("optimizer.weight_decay", 0.01, _DEFAULT)
+        _exempt(book)
         # One group without a rule of its own: mtrain's default groups would spare biases and BatchNorm.
-        book.assume("optimizer.groups", [{"match": ""}], "PaddleDetection's AdamW decays every parameter")
+        book.otherwise("optimizer.groups", [{"match": ""}], "PaddleDetection's AdamW decays every parameter")
         return
     setting = book.get(regularizer)
     if isinstance(setting, dict) and setting.get("type", "L2") == "L2":
@@ -75,6 +77,21 @@ def _decay(book: Book, *, decoupled: bool) -> None:
         )
     book.otherwise("optimizer.weight_decay", 0.0001, _DEFAULT)
     book.assume("optimizer.groups", NO_DECAY_ON_BATCHNORM, "PaddleDetection's layers of PP-YOLOE")
+
+
+def _exempt(book: Book) -> None:
+    """Enter parameters that are not decayed, which PaddleDetection lists by parts of their names."""
+    source = f"{_OPTIMIZER}.param_groups"
+    groups = book.get(source)
+    entry = groups[0] if isinstance(groups, list) and len(groups) == 1 else None
+    names = entry.get("params") if isinstance(entry, dict) else None
+    if not isinstance(names, list) or not isinstance(entry, dict) or entry.keys() != {"params", "weight_decay"}:
+        book.drop(source, "mtrain takes one list of names with a weight_decay; -o optimizer.groups=[...] says more")
+        return
+    pattern = "|".join(re.escape(str(name)) for name in names)
+    groups = [{"match": pattern, "weight_decay": entry["weight_decay"]}, {"match": ""}]
+    book.put("optimizer.groups", groups, source)
+    book.same(source, f"optimizer.groups.0: {show_value(groups[0])}")
 
 
 def _schedule(book: Book) -> None:

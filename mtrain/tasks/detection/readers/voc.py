@@ -15,11 +15,14 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from mtrain.core.interfaces import Dataset, SplitRequest
 from mtrain.data.once_per_host import once_per_host
-from mtrain.data.reading import listed, need_root, order_names, size_of
+from mtrain.data.reading import lines_of, listed, need_root, need_unique, order_names, size_of
 from mtrain.errors import DataError
 from mtrain.tasks.detection.annotations import SHARED, AnnotatedImage, Annotations, assemble
 from mtrain.tasks.detection.readers.voc_layout import VocEntry, VocSplit, layout_of
 from mtrain.tasks.detection.readers.voc_xml import VocImage, read_voc_xml, voc_class_names
+
+LABEL_LIST = "label_list.txt"
+"""Where PaddleDetection's sets name their classes."""
 
 
 class Voc(Dataset):
@@ -28,8 +31,8 @@ class Voc(Dataset):
     Reads ``Annotations/<id>.xml`` with lists of ids ``ImageSets/Main/<split>.txt``, or a folder per split with the XML
     files in it; ``data.train`` and ``data.val`` name a list or a folder. An image has the name of its XML file with
     any image suffix, and lies beside it, in ``data.images``, ``JPEGImages`` or ``images``. <path> in the XML is
-    ignored, and <filename> is used only if no image has the name of the XML file. Classes are ``data.names``, or all
-    names found in alphabetical order, whichever split is read.
+    ignored, and <filename> is used only if no image has the name of the XML file. Classes are ``data.names``, those
+    of a ``label_list.txt`` in their order, or all names found in alphabetical order, whichever split is read.
     """
 
     kind: ClassVar[str] = "detection"
@@ -40,6 +43,11 @@ class Voc(Dataset):
         model_config = ConfigDict(extra="forbid", frozen=True)
         use_difficult: bool = Field(
             default=True, description="false: objects marked difficult are neither trained on nor scored"
+        )
+        label_list: str | None = Field(
+            default=None,
+            description="file with one class a line, in the order of the labels, from data.root; classes without an object "
+            f"count too; null: {LABEL_LIST}, if it is there",
         )
         annotations: str = Field(default="Annotations", description="folder of the XML files, from data.root")
 
@@ -67,13 +75,24 @@ class Voc(Dataset):
                 "image ids"
             )
         # The names of all annotation files count, not those of one split: else labels would differ between splits.
-        class_names = order_names(self._names(layout.xml_files), request.names, where=str(layout.place))
+        listed_names = self._label_list(root)
+        available = listed_names or self._names(layout.xml_files)
+        class_names = order_names(available, request.names, where=str(layout.place))
         return assemble(
             self._read_all(layout, {name: label for label, name in enumerate(class_names)}),
             class_names=class_names,
             category_ids=tuple(range(1, len(class_names) + 1)),
             notes=layout.notes,
         )
+
+    def _label_list(self, root: Path) -> tuple[str, ...]:
+        """Return the classes of the label list in their order; none where there is no list."""
+        file = root / (self.options.label_list or LABEL_LIST)
+        if self.options.label_list is None and not file.is_file():
+            return ()
+        names = lines_of(file)
+        need_unique(names, where=str(file), what="class names")
+        return tuple(names)
 
     def _names(self, xml_files: Sequence[Path]) -> tuple[str, ...]:
         """Return the classes of all annotation files, in alphabetical order."""

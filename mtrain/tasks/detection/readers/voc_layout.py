@@ -1,9 +1,11 @@
 """Find the annotation files and images of a Pascal VOC data set.
 
 Tools arrange the same XML files in many ways. Two kinds of layout are supported: a list of image ids
-(``ImageSets/Main/train.txt``) beside one folder of XML files, and a folder per split that is searched for XML files.
+(``ImageSets/Main/train.txt``) beside one folder of XML files, or of images with
+their XML files, and a folder per split that is searched for XML files.
 """
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -15,6 +17,10 @@ from mtrain.data.reading import FOLDERS_OF, first_existing, images_in, lines_of,
 
 IMAGE_FOLDERS = ("JPEGImages", "images", "Images", "JPEGimages")
 """Folders searched for images that neither ``data.images`` nor a place beside the XML file gives."""
+
+
+_PAIR = re.compile(rf"(.+?(?:{'|'.join(map(re.escape, sorted(SUFFIXES)))}))\s+(.+\.xml)", re.IGNORECASE)
+"""A line of an image and its XML file. Names may have spaces."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +92,11 @@ def layout_of(root: Path, value: str | None, images: str | None, *, annotations:
 
 
 def _from_list(root: Path, file: Path, images: str | None, *, annotations: str) -> VocSplit:
-    folder = first_existing([root / annotations], what="folder of XML files", key="data.options.annotations")
     lines = lines_of(file)
+    pairs = [match.groups() for line in lines if (match := _PAIR.match(line))]
+    if pairs and len(pairs) == len(lines):
+        return _from_pairs(root, file, pairs, images)
+    folder = first_existing([root / annotations], what="folder of XML files", key="data.options.annotations")
     xml_by_name = {path.stem: path for path in _xml_files(folder)}
     found_in = _image_folder(root, images, folder)
     finder = ImageFinder(found_in)
@@ -100,6 +109,16 @@ def _from_list(root: Path, file: Path, images: str | None, *, annotations: str) 
         entries.append(VocEntry(image_id, xml, image))
     need_unique((entry.image_id for entry in entries), where=str(file), what="image ids")
     return VocSplit(entries, sorted(xml_by_name.values()), file)
+
+
+def _from_pairs(root: Path, file: Path, pairs: Sequence[tuple[str, ...]], images: str | None) -> VocSplit:
+    """Read a list of PaddleDetection, whose lines name an image and its XML file."""
+    folders = [root / (images or ""), root]
+    folder = next((each for each in folders if (each / pairs[0][1]).is_file()), folders[0])
+    entries = [VocEntry(Path(image).with_suffix("").as_posix(), folder / xml, folder / image) for image, xml in pairs]
+    need_unique((entry.image_id for entry in entries), where=str(file), what="image ids")
+    # All files count, as in a folder: a list of one split may lack a class of the other.
+    return VocSplit(entries, _xml_files(root), file)
 
 
 def _image_id(line: str, xml_by_name: Mapping[str, Path]) -> str:
