@@ -216,16 +216,16 @@ class GroupSpec(Section):
 class OptimizerSpec(Section):
     """The rule that turns gradients into weights."""
 
-    rule: Literal["sgd", "adam", "adamw", "lion", "rmsprop", "adadelta", "lamb"] = Field(
+    rule: Literal["sgd", "adam", "adamw", "lion", "rmsprop", "adadelta", "lamb", "muon"] = Field(
         default="sgd",
-        description="sgd with momentum, adam, adamw (decoupled weight decay), lion, rmsprop, adadelta, or lamb, which needs a "
-        "backend that keeps arrays whole; see docs/backends.md",
+        description="sgd with momentum, adam, adamw (decoupled weight decay), lion, rmsprop, adadelta, lamb, or muon; the "
+        "last two need a backend that keeps arrays whole; see docs/backends.md",
     )
     learning_rate: float = Field(default=0.01, gt=0, description="learning rate after warm-up, before the schedule")
     momentum: float = Field(
-        default=0.937, ge=0, lt=1, description="sgd and rmsprop: momentum; adadelta: unused; others: beta1"
+        default=0.937, ge=0, lt=1, description="sgd, rmsprop and muon: momentum; adadelta: unused; others: beta1"
     )
-    nesterov: bool = Field(default=True, description="sgd: look ahead along the momentum")
+    nesterov: bool = Field(default=True, description="sgd and muon: look ahead along the momentum")
     weight_decay: float = Field(default=0.0005, ge=0, description="of the groups that do not give their own")
     beta2: float = Field(
         default=0.999,
@@ -233,6 +233,12 @@ class OptimizerSpec(Section):
         lt=1,
         description="decay of the squared gradient; lion: of the mean. Usual are 0.999 for adam, adamw and lamb, 0.99 for lion "
         "and rmsprop, 0.9 for adadelta",
+    )
+    beta1: float = Field(default=0.9, ge=0, lt=1, description="muon: beta1 of the arrays that adamw trains")
+    adamw: list[Pattern] = Field(
+        default_factory=lambda: ["(?<![a-z])emb", "wte|wpe", "(?<![a-z])head(?![a-z])", "classifier"],
+        description="muon: regexes of the names of matrices that adamw trains all the same, embeddings and heads; arrays with another "
+        "number of axes always are",
     )
     eps: float = Field(
         default=1e-8,

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from mtrain.backends._paddle import paddle
+from mtrain.backends._paddle import paddle, rules
 from mtrain.backends._paddle.engine import of_one_rank
 from mtrain.core.interfaces import Rates, Recipe
 from mtrain.errors import SpecError
@@ -89,3 +89,8 @@ def test_saved_and_restored_it_trains_to_the_bits_of_a_plain_loop(name):
 def test_what_is_no_usable_optimizer_is_refused(make, sentence):
     with pytest.raises(SpecError, match=sentence):
         prepared(make)
+
+
+def test_muon_is_refused_by_name():
+    with pytest.raises(SpecError, match=r"optimizer\.rule: muon given with Paddle; use a backend on torch"):
+        rules.make("muon", None, {})

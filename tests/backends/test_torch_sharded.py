@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from pathlib import Path
+from typing import Literal
 
 import pytest
 import torch
@@ -95,11 +96,12 @@ def test_parts_step_as_whole_arrays_do(tmp_path: Path) -> None:
     assert [shown.split() for shown, _ in results] == [list(CASES)] * 2  # each rule was compared on each rank
 
 
-def test_a_rule_that_needs_whole_arrays_is_refused() -> None:
+@pytest.mark.parametrize("rule", ["lamb", "muon"])
+def test_a_rule_that_needs_whole_arrays_is_refused(rule: Literal["lamb", "muon"]) -> None:
     module = nn.Linear(3, 2)
     parts = {name: p.detach() for name, p in module.named_parameters()}
-    recipe = Recipe(rule="lamb", groups=(("", {}),), micro_batch=1)
-    with pytest.raises(SpecError, match="lamb given with this backend, which splits arrays"):
+    recipe = Recipe(rule=rule, groups=(("", {}),), micro_batch=1)
+    with pytest.raises(SpecError, match=f"{rule} given with this backend, which splits arrays"):
         ShardedOptimizer(
             module,
             recipe,
@@ -108,6 +110,6 @@ def test_a_rule_that_needs_whole_arrays_is_refused() -> None:
             collective=LocalCollective(),
             device=torch.device("cpu"),
         )
-    with pytest.raises(SpecError, match=r"lamb given with backend\.options\.stage 2"):
+    with pytest.raises(SpecError, match=rf"{rule} given with backend\.options\.stage 2"):
         DeepSpeed(DeepSpeed.Options(stage=2)).check(recipe, size=2, on_cpu=True)
     DeepSpeed(DeepSpeed.Options(stage=0)).check(recipe, size=2, on_cpu=True)

@@ -19,6 +19,7 @@ from mtrain.backends._paddle.flat import Flat, join
 from mtrain.backends._paddle.internals import add_
 from mtrain.core.overriding import override
 from mtrain.core.update.recipe import MOMENTS
+from mtrain.errors import SpecError
 
 
 class GradientPiece:
@@ -247,5 +248,13 @@ KINDS: Mapping[str, Callable[..., Rule]] = {
 
 
 def make(rule: str, parameters: Flat, options: Mapping[str, float]) -> Rule:
-    """Make the update rule of one group: one of ``KINDS``."""
+    """Make the update rule of one group: one of ``KINDS``.
+
+    Raises:
+        SpecError: it is none of these.
+    """
+    if rule not in KINDS:
+        raise SpecError(
+            f"optimizer.rule: {rule} given with Paddle; use a backend on torch, or one of {', '.join(KINDS)}"
+        )
     return KINDS[rule](parameters, options, MOMENTS[rule])

@@ -21,7 +21,7 @@ from mtrain.core.overriding import override
 from mtrain.core.state.checks import aliases
 from mtrain.core.update.masking import Masking
 from mtrain.core.update.order import NO_CLOSURE, NORM_EPSILON, Exchange, UpdateOrder
-from mtrain.core.update.recipe import assign, ema_shares
+from mtrain.core.update.recipe import assign, ema_shares, is_frozen
 from mtrain.errors import SpecError
 
 
@@ -80,8 +80,13 @@ class TorchOptimizer(UpdateOrder[Gradients]):
                 raise SpecError(CLOSURE_WORDS)
             return [rule]
         return [
-            rules.make(recipe.rule, parameters, options)
-            for parameters, (_, options) in zip(self._parameters, recipe.groups, strict=True)
+            rules.make(
+                *(recipe.rule, parameters, options),
+                is_matrix=[
+                    p.dim() == 2 and not is_frozen(n, recipe.adamw) for n, p in zip(names, parameters, strict=True)
+                ],
+            )
+            for names, parameters, (_, options) in zip(self.groups, self._parameters, recipe.groups, strict=True)
         ]
 
     def _make_average(self, live: Mapping[str, Tensor]) -> Average | None:

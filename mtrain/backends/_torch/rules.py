@@ -4,6 +4,7 @@ torch.optim itself is not used: constructing one of its optimizers imports the c
 at every step on options that a recipe has fixed. Every rule keeps its moments under neutral names.
 """
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -225,6 +226,84 @@ class Lamb(_Composed):
         self._updates = updates
 
 
+class _Orthogonal(_Composed):
+    """Muon of matrices: Jordan et al. 2024 (https://kellerjordan.github.io/posts/muon), scaled as by Liu et al. 2025 (arXiv 2502.16982).
+
+    By that scale, section 2.2, a step is as long as one of AdamW, so that both train at one learning rate.
+    """
+
+    default = "momentum", 0.95
+
+    @override
+    def _step(self, weights: Tensors, grads: Tensors, moments: Moments, learning_rate: float, momentum: float) -> None:
+        _follow_(moments["mean"], grads, momentum)
+        steps = moments["mean"]
+        if self._options.get("nesterov", 1.0):
+            steps = internals.products(steps, momentum)
+            internals.add_scaled_(steps, internals.products(grads, 1 - momentum), 1.0)
+        if decay := self._options.get("weight_decay", 0.0):
+            internals.scale_(weights, 1 - learning_rate * decay)
+        for weight, step in zip(weights, steps, strict=True):
+            weight.add_(orthogonalise(step), alpha=-learning_rate * 0.2 * math.sqrt(max(weight.shape)))
+
+
+def orthogonalise(matrix: Tensor) -> Tensor:
+    """Return nearly the orthogonal matrix that is nearest to a matrix, by five Newton-Schulz iterations of Jordan et al. 2024."""
+    # In the type of the matrix: rounded to bfloat16, the last bit of a mean over ranks would become the third digit of a step.
+    x = matrix if matrix.shape[0] <= matrix.shape[1] else matrix.T
+    x = x / x.norm().clamp(min=1e-7)
+    for _ in range(5):
+        square = x @ x.T
+        x = 3.4445 * x + (-4.7750 * square + 2.0315 * (square @ square)) @ x
+    return x if matrix.shape[0] <= matrix.shape[1] else x.T
+
+
+class Muon:
+    """Muon for matrices, and AdamW for all other arrays of a group."""
+
+    def __init__(
+        self,
+        parameters: Sequence[Tensor],
+        options: Mapping[str, float],
+        names: Sequence[str],
+        is_matrix: Sequence[bool],
+    ) -> None:
+        """Start the moments ``names`` at zero; of each array, ``is_matrix`` says whether it is Muon's."""
+        self._parts: list[tuple[list[int], Rule]] = []
+        self.moments: dict[str, list[Any]] = {name: [None] * len(is_matrix) for name in names}
+        for kind, own_names, matrices in (
+            (_Orthogonal, ("mean",), True),
+            (partial(Adam, decoupled=True), names, False),
+        ):
+            places = [place for place, each in enumerate(is_matrix) if each is matrices]
+            rule: Rule = kind([parameters[place] for place in places], options, own_names)  # type: ignore[operator]
+            self._parts.append((places, rule))
+            for name, tensors in rule.moments.items():
+                for place, tensor in zip(places, tensors, strict=True):
+                    self.moments[name][place] = tensor
+
+    def leave_out(self, skip: Tensor | None) -> None:
+        """See ``Rule.leave_out``."""
+        for _, rule in self._parts:
+            rule.leave_out(skip)
+
+    def set_updates(self, updates: int) -> None:
+        """See ``Rule.set_updates``."""
+        for _, rule in self._parts:
+            rule.set_updates(updates)
+
+    def apply(
+        self, places: Sequence[int], grads: Sequence[Tensor], *, learning_rate: float, momentum: float | None
+    ) -> None:
+        """See ``Rule.apply``; ``momentum`` is that of matrices."""
+        given = dict(zip(places, grads, strict=True))
+        for (own, rule), own_momentum in zip(self._parts, (momentum, None), strict=True):
+            used = [number for number, place in enumerate(own) if place in given]
+            if used:
+                own_grads = [given[own[number]] for number in used]
+                rule.apply(used, own_grads, learning_rate=learning_rate, momentum=own_momentum)
+
+
 def _follow_(averages: list[Tensor], values: Sequence[Tensor], share: float) -> None:
     """Compute ``share * average + (1 - share) * value`` in place."""
     internals.scale_(averages, share)
@@ -260,6 +339,10 @@ KINDS: Mapping[str, Callable[..., Rule]] = {
 Those that have no fused kernel multiply and add in separate steps, so vector and scalar code round alike."""
 
 
-def make(rule: str, parameters: Sequence[Tensor], options: Mapping[str, float]) -> Rule:
-    """Make the update rule of one group: one of ``KINDS``."""
+def make(
+    rule: str, parameters: Sequence[Tensor], options: Mapping[str, float], *, is_matrix: Sequence[bool] = ()
+) -> Rule:
+    """Make the update rule of one group: ``muon``, which must know of each parameter whether it is a matrix, or one of ``KINDS``."""
+    if rule == "muon":
+        return Muon(parameters, options, MOMENTS[rule], is_matrix)
     return KINDS[rule](parameters, options, MOMENTS[rule])

@@ -79,7 +79,7 @@ class Mesh:
 class Recipe:
     """Every setting that affects gradients or weights. It is fixed before the model is built."""
 
-    rule: Literal["sgd", "adam", "adamw", "lion", "rmsprop", "adadelta", "lamb"]
+    rule: Literal["sgd", "adam", "adamw", "lion", "rmsprop", "adadelta", "lamb", "muon"]
     groups: Sequence[tuple[str, Mapping[str, float]]]
     """Parameter groups as (regex searched in the parameter name, options); the first group that matches a name takes
     it.
@@ -87,6 +87,8 @@ class Recipe:
     The options are weight_decay, momentum, nesterov (0/1), beta1, beta2, eps. Groups are chosen by name and not by
     shape, because a ZeRO-3 shard does not have its parameter's shape.
     """
+    adamw: Sequence[str] = ()
+    """Rule muon: regexes of names of the matrices that AdamW trains; arrays with another number of axes always are."""
     frozen: Sequence[str] = ()
     """Regexes; parameters whose name matches one are not trained. A BatchNorm with a frozen weight normalises with its
     running statistics."""

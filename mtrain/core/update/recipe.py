@@ -24,8 +24,9 @@ MOMENTS: Mapping[str, Sequence[str]] = {
     "rmsprop": ("square", "momentum"),
     "adadelta": ("square", "step_square"),
     "lamb": ("mean", "square"),
+    "muon": ("mean", "square"),
 }
-"""Maps a rule to its moments, of which each trained parameter has one of its own shape."""
+"""Maps a rule to its moments, of which each trained parameter has one of its own shape; a matrix of muon has no square."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,7 +70,11 @@ def _options(spec: Spec, group: GroupSpec) -> dict[str, float]:
     # torch refuses nesterov without a momentum, where it would change nothing.
     if rule.rule == "sgd":
         return options | {"momentum": rule.momentum, "nesterov": float(rule.nesterov and rule.momentum > 0)}
-    first = {"rmsprop": {"momentum": rule.momentum}, "adadelta": {}}.get(rule.rule, {"beta1": rule.momentum})
+    if rule.rule == "muon":
+        options |= {"momentum": rule.momentum, "nesterov": float(rule.nesterov)}
+    first = {"muon": {"beta1": rule.beta1}, "rmsprop": {"momentum": rule.momentum}, "adadelta": {}}.get(
+        rule.rule, {"beta1": rule.momentum}
+    )
     return options | first | {"beta2": rule.beta2} | ({} if rule.rule == "lion" else {"eps": rule.eps})
 
 
@@ -83,10 +88,10 @@ def check_parts(recipe: Recipe, *, splits: str) -> None:
     Raises:
         SpecError: The rule is one of these.
     """
-    if recipe.rule == "lamb":
+    if recipe.rule in ("lamb", "muon"):
         raise SpecError(
-            f"optimizer.rule: {recipe.rule} given with {splits}, which splits arrays over the ranks, but the rule needs the "
-            "lengths of whole ones; use another rule such as adamw, or a backend that keeps arrays whole"
+            f"optimizer.rule: {recipe.rule} given with {splits}, which splits arrays over the ranks, but the rule needs "
+            "whole ones; use another rule such as adamw, or a backend that keeps arrays whole"
         )
 
 
@@ -244,6 +249,7 @@ def make_recipe(spec: Spec, *, size: int) -> Recipe:
     return Recipe(
         rule=spec.optimizer.rule,
         groups=tuple(group_rules(spec)),
+        adamw=tuple(spec.optimizer.adamw) if spec.optimizer.rule == "muon" else (),
         frozen=tuple(train.freeze),
         micro_batch=micro,
         accumulate=each if shards is None else each * passes(shards, size=size if mesh is None else mesh.data_size),

@@ -141,7 +141,9 @@ def _check_moments(spec: Spec, saved: Mapping[str, Any], folder: Path, weights: 
             f"on with the setting it was trained with, {remedy}"
         )
     saved_moments = sorted({name.partition("/")[0] for name in moments if name not in masked})
-    if saved_moments != sorted(MOMENTS[spec.optimizer.rule]):
+    # Where muon trains all arrays, which are matrices then, there is no square.
+    only_matrices = spec.optimizer.rule == "muon" and saved_moments == ["mean"]
+    if saved_moments != sorted(MOMENTS[spec.optimizer.rule]) and not only_matrices:
         raise CheckpointError(
             f"optimizer.rule: {spec.optimizer.rule} given, but {folder} holds the moments of another rule "
             f"({', '.join(saved_moments)}); go on with the rule it was trained with, {remedy}"

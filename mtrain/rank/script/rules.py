@@ -138,7 +138,32 @@ class LAMB(_RuleWithBetas):
     eps: float = 1e-6
 
 
-Rule: TypeAlias = SGD | Adam | AdamW | Lion | RMSprop | Adadelta | LAMB
+@explain_calls
+@dataclass(frozen=True, kw_only=True)
+class Muon(_Rule):
+    """Muon (Jordan et al. 2024, Liu et al. 2025, arXiv 2502.16982) for hidden matrices, AdamW for the rest, at one learning rate.
+
+    It needs a backend on torch that keeps arrays whole.
+    """
+
+    _rule = "muon"
+    weight_decay: float = 0.1
+    momentum: float = 0.95
+    nesterov: bool = True
+    adamw: Sequence[str] = ("(?<![a-z])emb", "wte|wpe", "(?<![a-z])head(?![a-z])", "classifier")
+    """Regular expressions of the names of matrices that AdamW trains: embeddings and heads. Arrays with another number of axes always
+    are."""
+    betas: tuple[float, float] = (0.9, 0.95)
+    """Of AdamW, as ``eps``."""
+    eps: float = 1e-8
+
+    def _own(self) -> dict[str, Any]:
+        beta1, beta2 = self.betas
+        own = {"adamw": list(self.adamw), "beta1": beta1, "beta2": beta2, "eps": self.eps}
+        return {"momentum": self.momentum, "nesterov": self.nesterov, **own}
+
+
+Rule: TypeAlias = SGD | Adam | AdamW | Lion | RMSprop | Adadelta | LAMB | Muon
 
 
 @dataclass(frozen=True, kw_only=True)
