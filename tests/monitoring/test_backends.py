@@ -22,7 +22,7 @@ ALWAYS |= {
     "skipped_updates",
     "memory_bytes",
 }
-ALWAYS |= {"communication_share", "seconds_since_update", "job_failed"}
+ALWAYS |= {"communication_share", "seconds_since_update", "job_failed", "hangs"}
 SPEC = {
     "_BASE_": "digits",
     "model": {"options": {"autoanchor": False}},

@@ -79,6 +79,7 @@ def test_a_host_tells_the_metrics_of_its_ranks_and_those_of_the_job(tmp_path):
         "mtrain_job_info backend=ddp model=yolov5n": 1.0,
         "mtrain_restarts_total": 2.0,
         "mtrain_job_failed": 0.0,
+        "mtrain_hangs": 0.0,
         "mtrain_hosts": 3.0,
         "mtrain_ranks": 2.0,
         "mtrain_update": 42.0,
@@ -177,6 +178,19 @@ def test_a_job_that_fails_answers_until_its_failure_was_read(tmp_path):
             assert waiting.is_alive()
         waiting.join(60)
         assert (told, waiting.is_alive()) == (1.0, False)
+
+
+def test_a_hang_is_told_until_the_ranks_go_on_or_start_again_and_a_remark_is_none(tmp_path):
+    port = held_port()
+    facts = AttemptFacts(hosts=1, restarts=0, ranks=range(1))
+    with closing(HostMetrics()) as host:
+        host.open(MetricsPlace(port=port, address="127.0.0.1"), tmp_path)
+        told = []
+        for report in ({"hang": "slow"}, {"hang": "still"}, {"over": True}, {"hang": "stopped"}):
+            host.note_hang(report)
+            told.append(scraped(port)["mtrain_hangs"])
+        host.begin(facts)
+        assert [*told, scraped(port)["mtrain_hangs"]] == [0.0, 1.0, 0.0, 1.0, 0.0]
 
 
 def test_a_failure_waits_for_nobody_who_has_never_read_and_for_no_user_who_ends_the_job(tmp_path, monkeypatch):

@@ -22,6 +22,7 @@ from mtrain.errors import MtrainError, UsageError
 from mtrain.jobs.hosts.host_log import HostLog, words
 from mtrain.jobs.resume import choices
 from mtrain.jobs.run import host_collector
+from mtrain.jobs.watch import hang_log
 from mtrain.records.history import Tail, read_history
 from mtrain.records.reporters import csv_table
 from mtrain.spec import bounds, config
@@ -57,6 +58,7 @@ ROWS = [
     {"kind": "end", "update": 1, "reason": "done", "time": 4.0},
 ]
 LINES = "".join(json.dumps(row) + "\n" for row in ROWS)
+HANGS = '{"time": 1.0, "hang": "still", "text": "nothing moves", "ranks": [1]}\n{"time": 2.0, "over": true}\n'
 HOSTS = '{"time": 1.0, "hosts": ["a", "b"], "restarts": 0}\n{"time": 2.0, "lost": "b", "why": "power"}\n'
 
 
@@ -103,6 +105,7 @@ READ: dict[str, tuple[str, str | None, Callable[[Path], Any]]] = {
     "log on a page": ("logs/rank-0.log", "a\nb\n", lambda run: RunFiles(run).text("logs/rank-0.log", limit=99)),
     "lock": (".lock-0", "1\n", lambda run: _is_held(RunFiles(run))),
     "lock of ranks": (".ranks-0", "1 1\n", former_ranks),
+    "hangs": ("hangs.jsonl", HANGS, lambda run: hang_log.words(hang_log.HangLog(run).read())),
     "hosts": ("hosts.jsonl", HOSTS, lambda run: words(HostLog(run).read())),
     "failure": ("failures/rank-0.json", text({"rank": 0, "error": "x"}), lambda run: failures.read_failures(RunFolder(run))),
     "live metrics": ("live/rank-0.json", text({"update": 3}), lambda run: host_collector._read(run / "live/rank-0.json")),
@@ -227,7 +230,8 @@ ABOVE = {
     "mtrain_clusters/queued_job": "request", "core/checkpoint/arrays_file": "arrays", "core/checkpoint/format": "manifest",
     "core/checkpoint/sharing": "arrays", "core/checkpoint/store": "manifest",
     "jobs/resume/choices": "what was chosen", "jobs/run/host_collector": "live metrics",
-    "jobs/hosts/host_log": "hosts", "mtrain_clusters/submission": "submitted job", "mtrain_clusters/_kubernetes/queue": "request",
+    "jobs/hosts/host_log": "hosts", "jobs/watch/hang_log": "hangs",
+    "mtrain_clusters/submission": "submitted job", "mtrain_clusters/_kubernetes/queue": "request",
     "records/history": "records", "mtrain_ui/pages/folder": "summary on a page", "mtrain_ui/pages/overview": "records on a page",
     "mtrain_ui/pages/state": "lock", "records/reporters/csv_table": "table", "spec/config": "spec of a run",
     "spec/run_spec": "spec of a run", "spec/sources": "spec of a run", "spec/yaml_reader": "spec of a run",
@@ -247,6 +251,7 @@ ELSEWHERE = {
     "spec/references": "tests/own_model/test_plan.py", "mtrain_sweep/space": "packages/mtrain-sweep/tests/sweeping/test_space.py",
     "jobs/hosts/allocation": "packages/mtrain-clusters/tests/clusters/test_absent_package.py",
     "mtrain_clusters/allocations/schedulers": "tests/cluster/test_allocation.py", "commands/verbs": "tests/commands/test_verbs.py",
+    "commands/stacks": "tests/commands/test_stacks.py",
 }  # fmt: skip
 """Modules whose files have tests of traps elsewhere."""
 OWN = {
@@ -262,7 +267,7 @@ OWN = {
         "jobs/preflight/interpreter_probe", "mtrain_clusters/_kubernetes/client", "mtrain_clusters/_kubernetes/own_code",
         "rank/script/job", "rank/script_mode", "mtrain_ui/pages/app", "mtrain_ui/pages/rendering",
         "mtrain_ui/trackers/mlflow", "mtrain_ui/trackers/weights_and_biases", "spec/bounds", "spec/files", "records/html",
-        "system/placement", "system/vectors",
+        "system/placement", "system/vectors", "system/stacks", "jobs/watch/looks", "jobs/watch/places",
     ),
 }  # fmt: skip
 """Modules that read what the same command has written, or nobody else can write."""

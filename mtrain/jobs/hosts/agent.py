@@ -166,6 +166,8 @@ class Agent:
         elif "ask" in message:
             self._channel.send({"answer": message["ask"], **self._answer(str(verb), message)})
         elif self._command is not None:
+            if verb == "hang":
+                self._metrics.note_hang(message["report"])
             self._command.obey(message)
 
     def _pass_on_requests(self) -> None:

@@ -176,6 +176,8 @@ class DirectConnection:
                 Orders.of(message), self._run_folder, environ=self._environ, leftover_s=self._leftover_s
             )
         elif self._command is not None:
+            if message["do"] == "hang":
+                self._metrics.note_hang(message["report"])
             self._command.obey(message)
 
     def receive(self) -> list[Message]:

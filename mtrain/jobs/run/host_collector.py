@@ -59,6 +59,7 @@ class HostCollector(Collector):
         facts: Callable[[], AttemptFacts],
         began: float,
         failed: Callable[[], bool] = lambda: False,
+        hangs: Callable[[], bool] = lambda: False,
         clock: Callable[[], float] = time.time,
     ) -> None:
         """Read the metrics of the run in ``run_dir``.
@@ -68,12 +69,14 @@ class HostCollector(Collector):
             facts: returns what only the leader of the job knows.
             began: when the job began on this host, in seconds since 1970.
             failed: returns whether the job has failed.
+            hangs: returns whether a rank of the job hangs.
             clock: returns the time in seconds since 1970, as the ranks of this host see it.
         """
         self._run_dir = run_dir
         self._facts = facts
         self._began = began
         self._failed = failed
+        self._hangs = hangs
         self._clock = clock
 
     def collect(self) -> Iterator[Metric]:
@@ -91,6 +94,7 @@ class HostCollector(Collector):
         restarts.add_metric([run], facts.restarts)
         yield restarts
         yield _gauge("job_failed", "1 once the job has failed, else 0", ["run"], {(run,): self._failed()})
+        yield _gauge("hangs", "1 while a rank is stopped, or nothing moves, else 0", ["run"], {(run,): self._hangs()})
         yield _gauge("hosts", "Hosts that take part in the job", ["run"], {(run,): facts.hosts})
         yield _gauge("ranks", "Ranks of the job on this host", ["run"], {(run,): len(facts.ranks)})
         for name, (key, text) in JOB.items():

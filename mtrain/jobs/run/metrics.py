@@ -5,10 +5,10 @@ That process lives through restarts and answers while ranks hang. ``host_collect
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mtrain.errors import UsageError
 from mtrain.jobs.run.metrics_place import OWN, AttemptFacts, MetricsPlace
@@ -35,6 +35,7 @@ class HostMetrics:
         self._began = time.time()
         self._facts = AttemptFacts(hosts=0, restarts=0, ranks=range(0))
         self._failed = False
+        self._hangs = False
         self._ranks: set[int] = set()
         """All ranks that this host has had; those of an elastic job change."""
 
@@ -51,7 +52,13 @@ class HostMetrics:
         from mtrain.jobs.run.metrics_server import MetricsServer
 
         self._folder, self._began = run_dir, time.time()
-        collector = HostCollector(run_dir, facts=lambda: self._facts, began=self._began, failed=lambda: self._failed)
+        collector = HostCollector(
+            run_dir,
+            facts=lambda: self._facts,
+            began=self._began,
+            failed=lambda: self._failed,
+            hangs=lambda: self._hangs,
+        )
         self._server = MetricsServer(listener_address(place), place.port, collector, names=(place.address,))
 
     def begin(self, facts: AttemptFacts) -> None:
@@ -62,8 +69,12 @@ class HostMetrics:
             for rank in facts.ranks:
                 if rank not in kept:
                     live_file(self._folder, rank).unlink(missing_ok=True)
-        self._facts = facts
+        self._facts, self._hangs = facts, False
         self._ranks.update(facts.ranks)
+
+    def note_hang(self, report: Mapping[str, Any]) -> None:
+        """Note what was said of a hang, or that it is over. A remark, as on a long computation, counts as none."""
+        self._hangs = report.get("hang") not in (None, "slow")
 
     def fail(self, *, stop: Callable[[], bool] = lambda: False) -> None:
         """Tell that the job has failed, and wait until that was read, for ``READ_S`` at most; ``stop`` returning True ends that."""

@@ -93,12 +93,12 @@ def _call(frames: Sequence[Frame]) -> str:
     """Return the name of the collective call in which a rank waits, and what mtrain sends by it."""
     inside = [frame for frame in frames if _COLLECTIVES.search(frame.file)]
     named = [match[0] for frame in inside if (match := _CALLS.search(frame.function))]
-    name = named[0] if named else inside[0].function
+    name = named[0] if named else "the exchange"
     for frame in frames:
         for part, purpose in _PURPOSES:
             if f"/mtrain/{part}" in frame.file:
                 return f"{name} of {purpose}"
-    return name
+    return name if named else inside[0].function
 
 
 def _words(frame: Frame) -> str:

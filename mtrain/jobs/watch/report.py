@@ -111,21 +111,16 @@ def _join(ranks: Mapping[int, Seen], *, them: int = 0) -> str:
     """Return the ranks in words, those of the same words together. ``them``: for how many others they wait; 0: nobody is known."""
     groups: dict[str, list[int]] = {}
     for rank, seen in sorted(ranks.items()):
-        groups.setdefault(_do(seen), []).append(rank)
+        groups.setdefault(_do(seen, them=them), []).append(rank)
     clauses = [
         f"{_names(numbers, ranks)} {_plural(words) if len(numbers) > 1 else words}" for words, numbers in groups.items()
     ]
-    if them:
-        pronoun = "it" if them == 1 else "them"
-        clauses = [
-            clause.replace(" in ", f" for {pronoun} in ", 1) if " wait" in clause else clause for clause in clauses
-        ]
     left = len(clauses) - MOST_LINES
     return "; ".join(clauses[:MOST_LINES]) + (f"; {left} more groups of ranks are elsewhere" if left > 0 else "")
 
 
-def _do(seen: Seen) -> str:
-    """Return what a rank does, as the predicate of one rank."""
+def _do(seen: Seen, *, them: int) -> str:
+    """Return what a rank does, as the predicate of one rank; ``them``: for how many others it waits."""
     look, place = seen.look, seen.place or Place(kind="unknown", why="its host has not answered")
     at = f" at {place.where}" if place.where else ""
     since = f" since {seen.stopped_at}" if seen.stopped_at else ""
@@ -141,12 +136,12 @@ def _do(seen: Seen) -> str:
         return f"is held by a debugger{at}"
     if look.state == "D":
         return f"waits in the kernel for a disk or a device{at}"
+    if place.kind == "waits":
+        return f"waits{['', ' for it', ' for them'][min(them, 2)]} in {place.what}{at}"
     return _do_at(look, place, at)
 
 
 def _do_at(look: RankLook, place: Place, at: str) -> str:
-    if place.kind == "waits":
-        return f"waits in {place.what}{at}"
     if place.kind == "lock":
         return f"waits in a lock of a build{at}"
     if place.kind == "person":

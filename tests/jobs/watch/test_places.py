@@ -77,6 +77,15 @@ def test_of_mtrains_own_calls_is_known_what_is_sent(file, purpose):
     assert (place.what, place.where) == (purpose, "")
 
 
+def test_a_poll_of_mtrains_own_is_an_exchange():
+    frames = (
+        Frame(f"{MTRAIN}/backends/_horovod/collective.py", 82, "wait"),
+        Frame(f"{MTRAIN}/core/update/order.py", 7, "f"),
+    )
+    assert place_of(stack(*frames), idle=False).what == "the exchange of the gradients"
+    assert place_of(stack(frames[0]), idle=False).what == "wait"
+
+
 @pytest.mark.parametrize(
     ("frames", "kind"),
     [

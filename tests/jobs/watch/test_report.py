@@ -71,6 +71,12 @@ def test_where_all_wait_in_the_same_line_the_report_says_that_it_does_not_know()
     )
 
 
+def test_what_a_rank_waits_for_itself_is_not_laid_to_the_others():
+    loads = Place(kind="children", what="select", where="selectors.py:415", children=((170, "workers.py:246"),))
+    said = report("stopped", seen(0, loads), seen(1, None, state="T", stopped=101), found=(1,))
+    assert "rank 0 waits in select at selectors.py:415 for its children (process 170 is at workers.py:246)" in said.text
+
+
 @pytest.mark.parametrize(
     ("culprit", "words", "ends"),
     [

@@ -95,6 +95,7 @@ def find(folder: Path, number: str | None) -> SubmittedJob:
 def progress_lines(progress: Mapping[str, Any], *, is_running: bool) -> list[str]:
     """Return ``SubmittedJob.progress`` in words: how far the run has come, its hosts, and the newest copy."""
     from mtrain.jobs.hosts import host_log
+    from mtrain.jobs.watch import hang_log
     from mtrain.records.wording import copy_words
 
     if not progress:
@@ -104,6 +105,7 @@ def progress_lines(progress: Mapping[str, Any], *, is_running: bool) -> list[str
     lines = [f"update {progress['update']} of {total}, {place}" if total else place]
     if is_running:
         lines += host_log.words(progress["participants"])
+    lines += hang_log.words(progress["hangs"])
     if progress["copied"]:
         lines.append(f"newest copy: {copy_words(progress['copied'])}")
     return lines

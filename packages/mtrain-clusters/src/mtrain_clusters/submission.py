@@ -241,12 +241,13 @@ def _is_continued_by(job: QueuedJob, number: str) -> bool:
 
 
 def progress(job: QueuedJob, base: Path) -> dict[str, Any]:
-    """Return how far the run of a job has come, if its folder is here: update, total_updates, run_dir, participants and copied.
+    """Return how far the run of a job has come, if its folder is here: update, total_updates, run_dir, participants, hangs and copied.
 
-    ``participants``: see ``HostLog.read``; empty for a job on one host. ``copied``: the record of the newest copy of a
-    checkpoint; empty if there is none.
+    ``participants``: see ``HostLog.read``; empty for a job on one host. ``hangs``: see ``HangLog.read``.
+    ``copied``: the record of the newest copy of a checkpoint; empty if there is none.
     """
     from mtrain.jobs.hosts.host_log import HostLog
+    from mtrain.jobs.watch.hang_log import HangLog
     from mtrain.records.history import read_history
 
     run = base / job.name
@@ -259,6 +260,7 @@ def progress(job: QueuedJob, base: Path) -> dict[str, Any]:
         "update": done,
         "total_updates": history.start.get("total_updates"),
         "participants": HostLog(run).read(),
+        "hangs": HangLog(run).read(),
         "copied": dict(history.copied),
     }
 

@@ -9,6 +9,7 @@ from tests.clusters.conftest import run, says
 import mtrain
 from mtrain.errors import UsageError
 from mtrain.jobs.hosts.host_log import HostLog
+from mtrain.jobs.watch.hang_log import HangLog
 from tests.cluster.lab import wait_for
 
 pytestmark = pytest.mark.job
@@ -65,7 +66,10 @@ def test_two_submissions_of_one_spec_have_runs_of_their_own_and_each_can_be_canc
         log = HostLog(here / "runs" / name)
         log.began(["node1", "node2"], restarts=1)
         log.lost("node2", "silent for 26 s")
-    assert "\ntakes part: node1, started again 1 time\nlost " in says("status", "spec-2")
+        HangLog(here / "runs" / name).add({"hang": "stopped", "text": "rank 1 has been stopped", "ranks": [1]})
+    shown = says("status", "spec-2")
+    assert "\ntakes part: node1, started again 1 time\nlost " in shown
+    assert ": rank 1 has been stopped\n" in shown
     assert json.loads(says("status", "--json", "spec"))["participants"]["hosts"] == ["node1"]
     for name in names:
         assert "asked to end" in says("cancel", name)

@@ -13,6 +13,7 @@ from pydantic import Field, TypeAdapter
 
 from mtrain.core.interfaces.details import Detail, Matrix
 from mtrain.core.record_files import DETAILS, IMAGES, INPUTS, SUMMARY
+from mtrain.jobs.watch import hang_log
 from mtrain.records.history import Record, pace_of
 from mtrain.records.wording import copy_words, duration, number
 from mtrain.spec.files import read_bytes
@@ -66,7 +67,7 @@ class Content:
     remarks: Sequence[str]
     attempts: Sequence[Sequence[str]]
     events: Sequence[tuple[str, str]]
-    """Kind and text of notes and warnings."""
+    """Kind and text of notes, warnings and hangs."""
     failure: Failure | None
     timing: Sequence[Row]
     environment: Sequence[Row]
@@ -95,7 +96,7 @@ def collect(run: RunFiles, timeline: Timeline) -> Content:
         classes=_classes(mapping_of(best.get("metrics"))),
         remarks=[str(text)[:500] for text in _list(summary.get("remarks"))[:20]],
         attempts=_attempts(timeline),
-        events=[(str(e["kind"]), str(e.get("message", ""))[:1000]) for e in timeline.events],
+        events=[(str(e["kind"]), str(e.get("message", ""))[:1000]) for e in timeline.events] + _hangs(run),
         failure=failure_of(run) if state in ("failed", "unfinished") else None,
         timing=_timing(timeline, summary),
         environment=_environment(run, timeline),
@@ -108,6 +109,15 @@ def collect(run: RunFiles, timeline: Timeline) -> Content:
         details_of=details_of,
         groups=_groups(run),
     )
+
+
+def _hangs(run: RunFiles) -> list[tuple[str, str]]:
+    """Return what was said of ranks that hung."""
+    try:
+        run.file(hang_log.FILE)
+    except Absent:
+        return []
+    return [("hang", text[:1000]) for text in hang_log.words(hang_log.HangLog(run.path).read())]
 
 
 def _best(timeline: Timeline, summary: Mapping[str, Any]) -> Record:

@@ -29,7 +29,8 @@ def disclose(content: Content, run: RunFiles) -> Content:
         content,
         facts=_rows(content.facts, clean),
         remarks=[clean(text) for text in content.remarks],
-        events=[(kind, clean(text)) for kind, text in content.events],
+        # A hang is told with the names of hosts.
+        events=[(kind, clean(text)) for kind, text in content.events if kind != "hang"],
         failure=failure,
         environment=_rows(content.environment, clean),
         command=clean(content.command),
