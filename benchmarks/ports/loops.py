@@ -67,6 +67,7 @@ SCRIPTS = (
     Script(name="dqn", title="DQN", seed=17),
     Script(name="sac", title="SAC", seed=19),
     Script(name="actor_critic", title="Actor-critic", seed=23),
+    Script(name="ppo", title="PPO: rollouts, epochs, minibatches", seed=37),
     Script(name="word_language_model", title="Word language model, hidden state carried", seed=31),
     Script(name="module", title="Module in Lightning's form", seed=29),
 )

@@ -115,6 +115,9 @@ class Loop(Iterator[MicroBatch]):
         """Whether this rank's driver wants a checkpoint after the update in hands."""
         self.score: float | None = None
         """Score of an evaluation by the driver, if it is the best so far; kept with the next checkpoint."""
+        self.holds = False
+        """Whether the job can be resumed at ``settle`` alone: checkpoints, and requests to end, wait for it."""
+        self._held = NO_REQUESTS
         self._agreement = Agreement(job.session.collective, hooks.waits)
         self._measures = Measures(summed=job.sums_metrics)
         self._started: _StartedUpdate | None = None
@@ -131,14 +134,15 @@ class Loop(Iterator[MicroBatch]):
             self.hooks.inspect(self.progress)
             # The run that is resumed may have been asked to end between an update and its evaluation.
             self._make_up_for_evaluation()
-            while not self._is_complete():
+            while not self.is_complete:
                 # Closed even if the driver leaves in mid-epoch: loader processes must not outlive the loop.
                 with closing(closable(self.job.feed.open(self.progress))) as batches:
                     epoch = self.progress.epoch
-                    while not self._is_complete() and (self.progress.epoch == epoch or self.job.feed.spans_epochs):
+                    while not self.is_complete and (self.progress.epoch == epoch or self.job.feed.spans_epochs):
                         for number in range(self.job.shares.passes):
                             yield self._begin(number, batches)
-                        self._finish_update()
+                        if self.micro is not None:  # else ``settle`` has finished it
+                            self._finish_update()
         finally:
             self._end()
 
@@ -150,6 +154,18 @@ class Loop(Iterator[MicroBatch]):
         """End the loop where it is, without the other ranks."""
         self._micro_batches.close()
         self._end()  # a generator that has not begun does nothing when it is closed
+
+    def settle(self) -> None:
+        """Finish the update in hands without beginning another one, and save as was asked for meanwhile. Every rank must call."""
+        held, self.holds = self.holds, False
+        try:
+            if self.has_updated:
+                self._finish_update()
+        except BaseException:
+            self.close()
+            raise
+        finally:
+            self.holds = held
 
     def leave(self) -> None:
         """End the loop before its last update, after an update that has changed the weights. Every rank must call."""
@@ -193,7 +209,9 @@ class Loop(Iterator[MicroBatch]):
         for stepper in reversed(self.job.steppers):  # contexts of several models are inside one another
             stepper.close()
 
-    def _is_complete(self) -> bool:
+    @property
+    def is_complete(self) -> bool:
+        """Whether no update is left to make."""
         patience = self.cadences.patience
         out_of_patience = patience is not None and self.progress.epochs_without_gain >= patience
         return self.progress.update >= self.job.total_updates or out_of_patience
@@ -314,7 +332,11 @@ class Loop(Iterator[MicroBatch]):
             last, self._unread = self._unread, None
             requests |= self._read(last)
         self.hooks.inspect(self.progress)
-        self._after_update(evaluate=evaluate, save=requests.why or ("due" if save else None), stop=requests.stop)
+        requests, self._held = requests | self._held | Requests(save_due=save), NO_REQUESTS
+        if self.holds:
+            self._held = requests
+        else:
+            self._after_update(evaluate=evaluate, save=requests.why, stop=requests.stop)
 
     def _agree(self, *, leaves: bool) -> Requests:
         """Agree with the other ranks after an update, count it, and report it."""

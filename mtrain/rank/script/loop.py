@@ -63,13 +63,25 @@ class ScriptLoop(Iterator[Any]):
             ScriptError: the micro batch before was not used.
             Interrupted: some rank was asked to end; the state is saved.
         """
+        with self._finishing():
+            try:
+                return next(self.loop).batch
+            except StopIteration:
+                self.has_ended = True
+                raise
+
+    def settle(self) -> None:
+        """Finish the micro batch before without a next one, see ``Loop.settle``; raises what ``__next__`` does."""
+        with self._finishing():
+            self.loop.settle()
+        self.has_ended = self.loop.is_complete
+
+    @contextmanager
+    def _finishing(self) -> Iterator[None]:
         # First of all: a micro batch that was not used would leave the ranks at different updates.
         self.check_used()
         try:
-            return next(self.loop).batch
-        except StopIteration:
-            self.has_ended = True
-            raise
+            yield
         except RanksDisagree as error:
             raise_difference(error.places, own=error.places[self.loop.job.shares.rank], differs=self._differs)
 

@@ -12,7 +12,7 @@ from mtrain.core.evaluate import interruptible
 from mtrain.core.interfaces import Backend, Collective, Progress, RankSession
 from mtrain.core.ranks.arithmetic import check_ranks
 from mtrain.data import trees
-from mtrain.data.objects import seeded_sample
+from mtrain.data.objects import seed_everything, seeded_sample
 from mtrain.errors import Interrupted, ScriptError
 from mtrain.rank.script import evaluation
 from mtrain.rank.script.in_turn import InTurn
@@ -25,7 +25,7 @@ from mtrain.rank.script.prepared import ModelRequest, Prepared
 from mtrain.rank.script.reading.given_data import GivenData
 from mtrain.rank.script.reading.loaders import BatchOf, Order, Shard, evaluation_part, read_loader
 from mtrain.rank.script.reading.made_batches import MadeBatches
-from mtrain.rank.script.reading.nested import Nested
+from mtrain.rank.script.reading.nested import Bodies, Nested
 from mtrain.rank.script.reading.reading import Reading, check_schedule
 from mtrain.rank.script.reading.samples import check_dataset
 from mtrain.rank.script.reading.workers import is_imported_by_worker
@@ -103,6 +103,8 @@ class Session:
         """The training loop, once there is one."""
         self._nested: Nested | None = None
         """The epochs that the script iterates over, around its batches."""
+        self._bodies: Bodies | None = None
+        """The bodies of a loop around the updates of a script that makes its batches."""
         shards = job.spec.cluster.shards
         self._collective: Collective = (
             rank.collective
@@ -273,6 +275,11 @@ class Session:
             ScriptError: the data set or a value cannot be used.
         """
         shares = self._prepared.check_trained("session.batches")
+        if self._bodies is not None:
+            raise ScriptError(
+                "session.batches: called in the body of a loop over session.range, in which updates are made by session.updates; write "
+                "session.epochs around session.batches"
+            )
         if self._nested is not None:
             if epochs is not None or updates is not None:
                 raise ScriptError(
@@ -302,7 +309,7 @@ class Session:
         loop = self._start(reading)
         return loop if self._nested is None else self._nested.start(loop, reading, dataset)
 
-    def epochs(self, count: int | None = None) -> Iterator[int]:
+    def epochs(self, count: int | None = None, *, whole: bool = False) -> Iterator[int]:
         """Yield the numbers of the epochs, from where the job stands; the loop over ``batches`` is inside. Every rank must iterate.
 
         What follows the inner loop runs at the end of each epoch, with the state of the last update, and is not repeated by a resumed
@@ -310,30 +317,89 @@ class Session:
 
         Args:
             count: Number of epochs; None: as ``mtrain run --epochs`` says.
+            whole: An epoch is made whole or not at all, as a body of ``range`` is, with what the script does before the inner loop:
+                checkpoints are written at the ends of epochs alone.
 
         Raises:
             ScriptError: called twice, or after ``batches``.
         """
-        if self._nested is not None or self._loop is not None:
+        if self._nested is not None or self._loop is not None or self._bodies is not None:
             raise ScriptError(
                 "session.epochs: called after a loop over epochs or batches; one session has one training loop"
             )
-        self._nested = Nested(count)
-        return self._nested.epochs(self.progress.epoch)
+        self._nested = Nested(count, self._seed_alike if whole else None)
+        return self._nested.epochs(self.progress)
 
-    def updates(self, count: int | None = None, *, global_batch: int | None = None) -> Iterator[int]:
+    def range(self, count: int) -> Iterator[int]:
+        """Yield 0 to ``count`` - 1 in the outermost loop of a script, from where the job stands. Every rank must iterate.
+
+        In its body are the script's own loops around ``session.updates``. A body is made whole or not at all: checkpoints are written at
+        its end, and a job that was killed in a body begins it again. The generators of the framework, numpy and random are seeded at
+        its begin and after each loop over ``updates``, alike on all ranks.
+
+        Args:
+            count: Number of bodies.
+
+        Raises:
+            ScriptError: there is a loop already, or the count is none.
+        """
+        if self._loop is not None or self._nested is not None or self._bodies is not None:
+            raise ScriptError(
+                "session.range: called after or within another loop; it is the outermost one, and those in its body are plain loops "
+                "around session.updates"
+            )
+        _check_count("session.range", count)
+        self._bodies = Bodies(count, self._seed_alike, is_trial=self._job.trial is not None)
+        self._records.kept.keep("session.range", self._bodies)
+        return self._bodies.numbers()
+
+    def _seed_alike(self, place: str) -> None:
+        """Seed the generators from which the script draws at a ``begin`` or ``within`` a body, alike on all ranks."""
+        # Four numbers, where a sample has three, so that no sample has the same.
+        key = (self._prepared.spec.train.seed, self.progress.update, 0, 1 + (place == "within"))
+        seed_everything(None, key, self._rank.capabilities.seed)
+
+    def updates(
+        self, count: int | None = None, *, global_batch: int | None = None, total: int | None = None
+    ) -> Iterator[int]:
         """Yield the numbers of the updates of a script that makes its batches itself, from where the job stands.
 
         Every rank must iterate, and make the same global batch in each update; ``share`` returns this rank's share of it. What the
         batches are made from, such as the memory of an agent and its environment, is saved by ``keep``.
 
         Args:
-            count: Number of updates; None: as ``mtrain run`` says.
+            count: Number of updates; None: as ``mtrain run`` says. In the body of a loop over ``range``, where it may be called as often
+                as the script likes: those of this call, whose numbers begin at 0.
             global_batch: Samples per update over all ranks.
+            total: In such a body: the updates of the whole job, for schedules and displays.
 
         Raises:
-            ScriptError: there is a loop already, or a rank computes several parts of an update.
+            ScriptError: there is a loop already, a number is missing, or a rank computes several parts of an update.
         """
+        bodies = self._bodies
+        if bodies is None:
+            if total is not None:
+                raise ScriptError(
+                    "session.updates: total= given outside of a loop over session.range, where the count is the total"
+                )
+            return (self.progress.update for _ in self._start_made(count, global_batch))
+        _check_count("session.updates", count)
+        if bodies.loop is None:
+            if total is None and "train.updates" not in self._job.outside_paths:
+                raise ScriptError(
+                    "session.updates: called in the body of a loop over session.range without total=; give the number of updates of the "
+                    f"whole job too, such as session.updates({count}, total=100 * {count})"
+                )
+            bodies.loop, bodies.lengths = self._start_made(total, global_batch), (global_batch, total)
+            bodies.loop.loop.holds = True
+        elif bodies.lengths != (global_batch, total):
+            raise ScriptError(
+                "session.updates: another global_batch= or total= given than in the call before; both are those of the whole job"
+            )
+        return bodies.updates(count or 0)
+
+    def _start_made(self, count: int | None, global_batch: int | None) -> ScriptLoop:
+        """Start the loop of a script that makes its batches itself."""
         shares = self._prepared.check_trained("session.updates")
         if self._loop is not None or self._nested is not None:
             raise ScriptError("session.updates: called after another loop; one session has one training loop")
@@ -348,7 +414,7 @@ class Session:
                 f"session.updates: this rank computes {shares.passes} parts of an update, and the script makes one batch; train with "
                 "accumulate=1 and a rank for each shard"
             )
-        return (self.progress.update for _ in self._start(MadeBatches(spec.train.batch_size)))
+        return self._start(MadeBatches(spec.train.batch_size))
 
     def share(self, batch: Any) -> Any:
         """Return this rank's share of a global batch that the script has made alike on every rank, on the rank's device.
@@ -417,7 +483,10 @@ class Session:
         micro_batch = batch_size or read.batch or self._prepared.micro_batch
         order = evaluation.shares(len(dataset), self._rank.collective, micro_batch)
         # Every rank looks between micro batches whether one of them was asked to end, so that all stop evaluating together.
-        order = interruptible(order, collective=self._rank.collective, stop=self._asked_to_end)
+        holds = self._loop is not None and self._loop.loop.holds
+        order = interruptible(
+            order, collective=self._rank.collective, stop=(lambda: False) if holds else self._asked_to_end
+        )
         try:
             results = evaluation.outcome(self._rank, entry, runner, order, batch_of, floats=self._prepared.floats)
         except Interrupted as error:
@@ -506,7 +575,7 @@ class Session:
         """
         if self._loop is None:
             raise ScriptError("session.log: called outside of the loop of session.batches")
-        if self._nested is None or not self._nested.has_ended:  # at the end of an epoch that a comparison has cut short
+        if not (self._nested or self._bodies) or not self._loop.has_ended:  # a comparison cuts an epoch or body short
             self._loop.log(values)
 
     def print(self, *values: Any) -> None:
@@ -582,3 +651,9 @@ class Session:
             stepped=stepped,
             measured=training.tracing.measure_ranks() if stepped is not None and training is not None else None,
         )
+
+
+def _check_count(call: str, count: Any) -> None:
+    """Refuse a length that is no number of at least 1."""
+    if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+        raise ScriptError(f"{call}: {count!r} given; expected a number of at least 1, such as {call}(100)")

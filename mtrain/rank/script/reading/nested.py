@@ -1,8 +1,9 @@
-"""A loop over epochs around the loop over batches, with the script's own code at the end of each epoch."""
+"""Loops of a script around that over batches or updates: epochs with code at their ends, bodies that a job makes whole."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
+from mtrain.core.interfaces import Progress
 from mtrain.errors import ScriptError
 from mtrain.rank.script.loop import ScriptLoop
 from mtrain.rank.script.reading.reading import Reading
@@ -13,12 +14,70 @@ LEFT = (
 )
 
 
+class Bodies:
+    """The bodies of the loop over ``session.range``. A job is saved at the end of a body, and goes on at the begin of the next one."""
+
+    def __init__(self, count: int, seed: Callable[[str], None], *, is_trial: bool) -> None:
+        """``seed`` seeds the generators alike on all ranks, at a ``begin`` or ``within`` a body. A trial may end before the last one."""
+        self._count, self._seed, self._is_trial = count, seed, is_trial
+        self._next = 0
+        """The body that follows the last one that was made."""
+        self.loop: ScriptLoop | None = None
+        self.lengths: tuple[int | None, int | None] = (None, None)
+        """The global batch and the number of updates with which the loop was started."""
+
+    def state_dict(self) -> dict[str, int]:
+        """Return the place, for checkpoints."""
+        return {"next": self._next}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Go on at a place."""
+        self._next = state["next"]
+
+    def numbers(self) -> Iterator[int]:
+        """Yield the numbers of the bodies that are left."""
+        for number in range(self._next, self._count):
+            self._seed("begin")
+            try:
+                yield number
+            finally:  # also where the script leaves the loop
+                self._next = number + 1
+            if self.loop is None:
+                raise ScriptError("session.range: a body without a loop over session.updates")
+            self.loop.settle()
+            if self.loop.has_ended and self._next < self._count:
+                self._check_trial(self.loop)
+                return
+
+    def updates(self, count: int) -> Iterator[int]:
+        """Yield 0 to ``count`` - 1, and make an update for each."""
+        loop = self.loop
+        assert loop is not None
+        try:
+            for number in range(count):
+                if next(loop, self) is self:
+                    self._check_trial(loop)
+                    return
+                yield number
+        finally:
+            # Of the last micro batch are those of this rank alone; what the script draws now must be equal on all.
+            self._seed("within")
+
+    def _check_trial(self, loop: ScriptLoop) -> None:
+        """Refuse an end before the last body, unless a comparison cuts the job short."""
+        if not self._is_trial:
+            raise ScriptError(
+                f"session.updates: total={loop.loop.job.total_updates} updates were made, and the script goes on; give as many as all "
+                "loops together make"
+            )
+
+
 class Nested:
     """The epochs of a job. An epoch's last update is counted and saved when the next epoch is asked for."""
 
-    def __init__(self, count: int | None) -> None:
-        """``count``: number of epochs; None: as the spec says."""
-        self.count = count
+    def __init__(self, count: int | None, seed: Callable[[str], None] | None = None) -> None:
+        """``count``: number of epochs; None: as the spec says. ``seed``: of epochs that are made whole, see ``Bodies``."""
+        self.count, self._seed = count, seed
         self._dataset: Any = None
         self._reading: Reading | None = None
         self._loop: ScriptLoop | None = None
@@ -35,6 +94,7 @@ class Nested:
     def start(self, loop: ScriptLoop, reading: Reading, dataset: Any) -> Iterator[Any]:
         """Return the batches of the first epoch; ``dataset`` as the script gives it."""
         self._loop, self._reading, self._dataset = loop, reading, dataset
+        loop.loop.holds = self._seed is not None
         return self._batches()
 
     def again(self, dataset: Any) -> Iterator[Any]:
@@ -55,25 +115,32 @@ class Nested:
             )
         return self._batches()
 
-    def epochs(self, first: int) -> Iterator[int]:
-        """Yield the numbers of the epochs from ``first`` on."""
-        if self.count is not None and first >= self.count:
+    def epochs(self, progress: Progress) -> Iterator[int]:
+        """Yield the numbers of the epochs from where the job stands."""
+        if self.count is not None and progress.epoch >= self.count:
             return
-        yield first
+        if self._seed is not None:
+            self._seed("begin")
+        yield progress.epoch
         while True:
             loop = self._loop
             if loop is None:
                 raise ScriptError("session.epochs: an epoch without a loop over session.batches")
-            if loop.has_ended:
+            if self.has_ended:
                 return
             if not self._at_end(loop):
                 raise ScriptError(LEFT)
             # Asking for the next batch finishes the last update of the epoch. It is done here and not in `_batches`, so that what
             # the script does at the end of an epoch, such as stepping a scheduler, is in the checkpoint of that update, and is
             # not repeated by a job that resumes it.
-            if (batch := next(loop, None)) is None:
+            if self._seed is not None:
+                loop.settle()
+                self._seed("begin")
+            else:
+                self._ahead = [batch for batch in (next(loop, None),) if batch is not None]
+            if loop.has_ended:
                 return
-            self._ahead, self._is_open = [batch], False
+            self._is_open = False
             yield loop.progress.epoch
 
     def _batches(self) -> Iterator[Any]:
