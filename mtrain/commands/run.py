@@ -63,6 +63,10 @@ def split_at_script(args: Sequence[str], params: Sequence[click.Parameter]) -> t
     ),
 )
 @script_options
+@click.option(
+    "--accelerate-config", "--config-file", "--deepspeed-config", "launch_config", metavar="FILE",
+    help="Accelerate's YAML or DeepSpeed's JSON in the place of a spec: where and how the script runs.",
+)  # fmt: skip
 @click.argument("script", metavar="SCRIPT")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[ITS ARGUMENTS]")
 @click.pass_context
@@ -71,5 +75,12 @@ def run(context: click.Context, /, script: str, arguments: tuple[str, ...], **pa
 
     The first word that is no flag is the script; everything after it belongs to the script.
     """
+    from mtrain.spec.config import ScriptSpec
+
+    config, launch_config = params["config"], params.pop("launch_config")
+    if config is not None and launch_config is not None:
+        raise click.UsageError(f"-c {config} and --accelerate-config {launch_config} are both given; keep one")
+    if launch_config is not None or config is not None:
+        params["config"] = ScriptSpec(config or launch_config)
     request = TrainRequest(spec=spec_request(params), resume=params["resume"], script=Path(script), arguments=arguments)
     context.exit(train_job(request, dry_run=params["dry_run"]))

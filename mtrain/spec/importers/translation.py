@@ -10,6 +10,7 @@ from mtrain.spec.importers import kinds
 from mtrain.spec.importers.documents import Document, read
 from mtrain.spec.importers.importer import Importer, refuse_file
 from mtrain.spec.importers.key_report import Book, Given, ReportedKey, show_value
+from mtrain.spec.importers.launching import Accelerate, DeepSpeed
 from mtrain.spec.model import Spec
 from mtrain.spec.registry import Registry
 from mtrain.spec.schema import dot, walk
@@ -127,8 +128,10 @@ def choose_importer(name: str | None, documents: Sequence[Document]) -> Importer
 
 
 def _shipped(registry: Registry) -> list[Importer]:
-    """Return mtrain's own importers."""
-    return [_make_importer(entry.name, registry) for entry in registry.usable("importers") if entry.is_own]
+    """Return mtrain's own importers: the plugins, and those of files that say where scripts run."""
+    return [Accelerate(), DeepSpeed()] + [
+        _make_importer(entry.name, registry) for entry in registry.usable("importers") if entry.is_own
+    ]
 
 
 def _make_importer(name: str, registry: Registry) -> Importer:
