@@ -23,7 +23,7 @@ REFUSED: Mapping[str, str] = {
     "--hyp=": "hyper-parameters are part of the spec: mtrain config import {value} MODEL.yaml DATA.yaml --to spec.yml, "
     "then mtrain -c spec.yml",
     "--slim-config=": "pruning, quantisation and distillation are sections of a spec: train.prune, train.quantise, "
-    "train.distil",
+    "train.distil; a file with a teacher is imported: mtrain config import STUDENT.yml {value} --to spec.yml",
     "--vdl-log-dir=": "curves are TensorBoard events in the run folder; run folders are made in: -o report.dir={value}",
     "--evolve": "the search is a command of its own: mtrain sweep -c SPEC --space yolov5 --sampler evolve",
     "--rect": "training images are square here; data.resize says how they become so (letterbox or stretch)",

@@ -587,6 +587,36 @@ EvalDataset: {name: VOCDataSet, dataset_dir: roads, anno_path: test.txt, label_l
     assert re.search(r"EvalDataset\.label_list: given others\.txt, expected label_list\.txt", fails(capsys, file))
 
 
+SLIM = """
+_BASE_: ['{teacher}']
+for_distill: true
+pretrain_weights: https://example.org/models/ppyoloe_crn_l_300e_coco.pdparams
+slim: Distill
+slim_method: PPYOLOEDistill
+distill_loss: DistillPPYOLOELoss
+DistillPPYOLOELoss: {{loss_weight: {{logits: 4.0, feat: 2.0}}, logits_distill: true, feat_distill: {features}, feat_distiller: fgd}}
+"""
+
+
+@pytest.mark.parametrize(("features", "expected"), [("true", 0.25), ("false", 0.0)])
+def test_the_file_of_slim_config_names_the_teacher(features, expected, capsys):
+    student = write("student.yml", f"_BASE_: ['{ppyoloe('s')}']\nfor_distill: true\n")
+    slim = write("slim.yml", SLIM.format(teacher=ppyoloe("l"), features=features))
+    for files in ([student, slim], [slim, student]):
+        imported = convert(files)
+        spec = load(imported.text).spec
+        assert spec.model.name == "ppyoloe_s"
+        distil = spec.train.distil
+        assert distil is not None
+        assert (distil.teacher, distil.model) == ("ppyoloe_crn_l_300e_coco.pdparams", "ppyoloe_l")
+        assert (distil.labels, distil.outputs, distil.features) == (0.125, 0.5, expected)
+        assert any("fetch https://example.org" in note for note in imported.notes)
+    alone = convert([student])
+    assert load(alone.text).spec.train.distil is None
+    assert any("mtrain config import student.yml SLIM.yml" in note for note in alone.notes)
+    assert "import a config of PaddleDetection alone" in fails(capsys, student, slim, slim)
+
+
 @pytest.mark.parametrize("size", "smlx")
 def test_ppyoloe_plus_is_told_by_its_factors(size):
     normalised = "{NormalizeImage: {mean: [0., 0., 0.], std: [1., 1., 1.], norm_type: none}}"

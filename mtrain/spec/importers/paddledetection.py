@@ -15,6 +15,8 @@ from mtrain.spec.yaml_reader import Path
 
 CARDS = 8
 """Number of cards of the machine for which the published files are written."""
+DISTILLED = 0.125
+"""Factor of all losses where PaddleDetection distils PP-YOLOE."""
 _KEYS = ("architecture", "LearningRate", "OptimizerBuilder", "TrainReader", "EvalReader", "TrainDataset", "EvalDataset")
 _PLACES = ("xpu", "npu", "mlu", "gcu", "ipu")
 """Devices besides GPUs that Paddle supports."""
@@ -30,11 +32,23 @@ class PaddleDetection(Importer):
         return any(map(_is_one, documents))
 
     def translate(self, documents: Sequence[Document], *, cards: int | None) -> Sequence[Book]:
-        """Translate one file; ``cards``: see ``translate`` of this module."""
-        if len(documents) > 1:
+        """Translate one file, and that of ``--slim_config`` with a teacher; ``cards``: see ``translate`` of this module."""
+        teachers = [document for document in documents if document.values.get("slim") == "Distill"]
+        students = [document for document in documents if document not in teachers] or teachers[:1]
+        if len(students) > 1 or len(teachers) > 1:
             first = next(filter(_is_one, documents), documents[0])
-            raise SpecError(f"{first.name}: import a config of PaddleDetection alone; it names its bases itself")
-        return [translate(documents[0], cards=cards)]
+            raise SpecError(
+                f"{first.name}: import a config of PaddleDetection alone, or with one of `slim: Distill`; it names its bases itself"
+            )
+        books = [translate(students[0], cards=cards)]
+        if teachers and teachers != students:
+            return [*books, _translate_teacher(teachers[0])]
+        if books[0].get("for_distill") is True:
+            books[0].note(
+                "for_distill: the teacher is in the file of --slim_config, without which nothing is imitated: "
+                f"mtrain config import {students[0].name} SLIM.yml"
+            )
+        return books
 
 
 def _is_one(document: Document) -> bool:
@@ -60,6 +74,33 @@ def translate(document: Document, *, cards: int | None) -> Book:
     if not is_rtdetr:
         book.note("backend: not set, so mtrain's default trains; `--backend fleet` trains the same with Paddle Fleet")
     book.close()
+    return book
+
+
+def _translate_teacher(document: Document) -> Book:
+    """Translate the file of ``--slim_config``: which network teaches, and how much of the loss its imitation is."""
+    book = Book(document)
+    weights, loss = book.word("pretrain_weights", ""), "DistillPPYOLOELoss"
+    if not weights:
+        raise book.refuse("pretrain_weights", "expected the weights of the teacher")
+    if "://" in weights:
+        book.note(f"train.distil.teacher: mtrain downloads nothing; fetch {weights}, or name another file or a run")
+    book.carry("pretrain_weights", "train.distil.teacher", weights.rsplit("/", 1)[-1] if "://" in weights else weights)
+    book.put("train.distil.model", network.translate(Book(document)), "depth_mult")
+    book.assume("train.distil.labels", DISTILLED, "PaddleDetection multiplies the sum of the three losses")
+    for key, target, usual in (("logits", "outputs", 4.0), ("feat", "features", 1.0)):
+        is_on = book.truth(f"{loss}.{key}_distill", default=True)
+        factor = DISTILLED * book.number(f"{loss}.loss_weight.{key}", usual) if is_on else 0.0
+        book.settle(
+            f"{loss}.loss_weight.{key}", f"train.distil.{target}", factor, remark=f"train.distil.{target}: {factor:g}"
+        )
+        book.same(f"{loss}.{key}_distill", f"train.distil.{target}: {factor:g}")
+    book.drop(loss, "mtrain compares scores, boxes and attention maps (docs/distilling.md)")
+    for key in ("slim", "slim_method", "distill_loss"):
+        book.same(key, "train.distil")
+    for key in ("architecture", "depth_mult", "width_mult"):
+        book.same(key, f"train.distil.model: {book.values['train.distil.model'].value}")
+    book.drop((), "of the teacher's own training")
     return book
 
 

@@ -129,9 +129,8 @@ def choose_importer(name: str | None, documents: Sequence[Document]) -> Importer
 
 def _shipped(registry: Registry) -> list[Importer]:
     """Return mtrain's own importers: the plugins, and those of files that say where scripts run."""
-    return [Accelerate(), DeepSpeed()] + [
-        _make_importer(entry.name, registry) for entry in registry.usable("importers") if entry.is_own
-    ]
+    plugins = [_make_importer(entry.name, registry) for entry in registry.usable("importers") if entry.is_own]
+    return [*plugins, Accelerate(), DeepSpeed()]
 
 
 def _make_importer(name: str, registry: Registry) -> Importer:
