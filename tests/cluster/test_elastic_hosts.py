@@ -79,11 +79,12 @@ def plan() -> Any:
     return SimpleNamespace(run_dir=Path("runs/x"), log_dir=None, resume=None, metrics=None)
 
 
-def outcome(*, ended=(), lost=(), reformed="") -> Any:
+def outcome(*, ended=(), lost=(), reformed="", hung=()) -> Any:
     verdict = SimpleNamespace(headline="host 10.0.0.3 is lost")
     return SimpleNamespace(
-        ended=dict.fromkeys(ended), lost=dict.fromkeys(lost), reformed=reformed, judge=lambda: verdict
-    )
+        ended=dict.fromkeys(ended), lost=dict.fromkeys(lost), reformed=reformed, judge=lambda: verdict,
+        hung_nodes=lambda: list(hung),
+    )  # fmt: skip
 
 
 def running(*, started_s_ago: float | None = 0.0, updated: bool = True) -> Any:
@@ -277,6 +278,25 @@ def test_saving_is_said_only_where_ranks_have_begun_to_train(tmp_path, records, 
     ).run()
     assert said in shown.getvalue()
     assert seen == [(bool(records), False)]
+
+
+def test_a_host_whose_ranks_hang_again_is_left_out():
+    job = hosts("step-00000004", "step-00000004", None, fewest=2)
+    hung = outcome(ended=(0, 1, 2), hung=(1,))
+    assert job.change(hung) == "", "the first time, the job starts again as it was"
+    assert job.change(outcome(ended=(0, 1, 2), hung=(2,))) == ""
+    assert job.change(hung) == "10.0.0.2 is left out: its ranks have hung 2 times"
+    left = job.members[1].channel
+    job.restore(plan(), hung)
+    assert sorted(job.members) == [0, 2]
+    assert [message["do"] for message in left.sent][-1:] == ["bye"]
+    assert job.gathering.left == [(1, elastic_hosts.HUNG_S)]
+
+
+def test_a_host_without_which_the_job_cannot_go_on_stays_however_often_it_hangs():
+    job = hosts("step-00000004", "step-00000004", fewest=2)
+    assert [job.change(outcome(ended=(0, 1), hung=(1,))) for _ in range(4)] == [""] * 4
+    assert sorted(job.members) == [0, 1]
 
 
 def test_a_host_that_is_to_end_leaves_a_start_at_once():

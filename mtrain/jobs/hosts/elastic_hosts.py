@@ -41,6 +41,12 @@ LEFT_S = 120.0
 each further time."""
 
 
+MAX_HANGS = 2
+"""Attempts of a job that ranks of one host may end by hanging."""
+HUNG_S = 24 * 3600.0
+"""Seconds for which a host is not fetched again whose ranks have hung that often."""
+
+
 @dataclass(kw_only=True)
 class ElasticHosts(ConnectedHosts):
     """See ``supervisor.Hosts``; the job runs with at least ``fewest`` of ``all_nodes``."""
@@ -58,6 +64,8 @@ class ElasticHosts(ConnectedHosts):
     """The hosts that take part, in the order of their ranks."""
     _leaving: set[int] = field(default_factory=set)
     """Hosts that were asked to end, and leave."""
+    _hung: dict[int, int] = field(default_factory=dict)
+    """By host: how many attempts were ended because ranks there hung."""
     _left: dict[int, int] = field(default_factory=dict)
     """By host: how many times it has left."""
     _waits: str = ""
@@ -109,9 +117,11 @@ class ElasticHosts(ConnectedHosts):
         return outcome
 
     def change(self, outcome: Outcome) -> str:
-        """Return which hosts are lost, leave or have come."""
+        """Return which hosts are lost, leave, have come, or are left out."""
         if outcome.reformed:
             return outcome.reformed
+        if self._leave_out(outcome):
+            return f"{self._name_hosts(self._leaving)} left out: its ranks have hung {MAX_HANGS} times"
         lost = [self._order[place] for place in self._lost(outcome)]
         return outcome.judge().headline if lost else ""
 
@@ -233,6 +243,15 @@ class ElasticHosts(ConnectedHosts):
         self._left[node] = self._left.get(node, 0) + 1
         self.gathering.leave_alone(node, seconds=LEFT_S * 2 ** (self._left[node] - 1))
         return True
+
+    def _leave_out(self, outcome: Outcome) -> bool:
+        """Leave a host out whose ranks have hung again, where the job can go on without it; return whether there is one."""
+        for node in (self._order[place] for place in outcome.hung_nodes()):
+            self._hung[node] = self._hung.get(node, 0) + 1
+            if self._hung[node] >= MAX_HANGS and len(self._order) - len({*self._leaving, node}) >= self.fewest:
+                self._leaving.add(node)
+                self.gathering.leave_alone(node, seconds=HUNG_S)
+        return bool(self._leaving)
 
     def _drop_leaving(self) -> None:
         left = [node for node in self._leaving if node in self.members]

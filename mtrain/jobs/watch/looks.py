@@ -167,7 +167,9 @@ class HostLooks:
         }
         tops = set(own.values())
         starter = _tree(self.starter, table, children, apart=tops)
-        looks = [self._judge(STARTER, self.starter, starter, span_s, table)]
+        # Without a starter, the command is itself the rank, and is looked at as that alone.
+        is_rank = self.starter in tops
+        looks = [RankLook(rank=STARTER) if is_rank else self._judge(STARTER, self.starter, starter, span_s, table)]
         for rank in self.ranks:
             if rank in own:
                 tree = _tree(own[rank], table, children, apart=tops - {own[rank]})

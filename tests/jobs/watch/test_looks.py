@@ -144,6 +144,16 @@ def test_a_stopped_process_is_told_from_one_under_a_debugger(machine, pid, state
     assert look["state"] == ("S" if pid == WORKER else state)
 
 
+def test_a_rank_without_a_starter_is_one_rank(machine):
+    machine.begun = {0: (STARTER, 7)}
+    looks = machine.looks()
+    machine.after(looks)
+    machine.process(STARTER, 1, ticks=300)
+    assert 0 not in ranks_of(machine.after(looks)), "it works"
+    machine.process(STARTER, 1, state="T")
+    assert [look["rank"] for look in machine.after(looks)["ranks"] if look["stopped"]] == [0]
+
+
 def test_a_stopped_starter_is_seen(machine):
     looks = machine.looks()
     machine.process(STARTER, 1, state="T")
