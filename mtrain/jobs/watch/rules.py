@@ -90,10 +90,10 @@ class Rules:
     def __post_init__(self) -> None:
         self._progress_at = self._turned_at = self.began
 
-    def note_progress(self, now: float) -> None:
-        """Note a sign of progress: a record, or a line that a script has printed."""
+    def note_progress(self, now: float, *, within_s: float = 0.0) -> None:
+        """Note a sign of progress, a record or a line that a script has printed; it came within the last ``within_s``."""
         if self._has_progressed:
-            self._slowest_s = max(self._slowest_s, now - self._progress_at)
+            self._slowest_s = max(self._slowest_s, now - within_s - self._progress_at)
         self._end_stillness(now)
         self._progress_at, self._has_progressed = max(now, self._progress_at), True
 
@@ -102,7 +102,7 @@ class Rules:
         if message["paused"]:
             self._forget(now)
         if message["grew"]:
-            self.note_progress(now)
+            self.note_progress(now, within_s=float(message["span_s"]))
         self._locks = tuple(message["locks"])
         seen = {int(look["rank"]): RankLook(**look) for look in message["ranks"]}
         wanted = [*ranks, *(rank for rank in seen if rank == STARTER)]

@@ -40,6 +40,7 @@ class Watch:
     _asked_at: float | None = None
     _asks: int = 0
     _was_asked_early: bool = False
+    _is_early: bool = False
     _said: dict[tuple[str, tuple[int, ...]], Finding] = field(default_factory=dict)
     _report: Report | None = None
     _missing: tuple[int, ...] = ()
@@ -93,7 +94,7 @@ class Watch:
             return False
         if any(finding.key not in self._said for finding in self._found):
             return True
-        is_early = self.rules.is_early(self.clock())
+        is_early = self._is_early
         if not is_early and not self._said:
             self._places = {}  # They would be told of a later hang.
         wants, self._was_asked_early = is_early and not self._was_asked_early, is_early
@@ -153,6 +154,7 @@ class Watch:
         now = self.clock()
         if now - self._turned_at >= TURN_S:
             self._turned_at, self._found = now, self.rules.find(now)
+            self._is_early = self.rules.is_early(now)
 
     def _is_lock(self) -> bool:
         """Return whether all ranks wait for the lock of a build."""

@@ -167,6 +167,20 @@ def test_a_slow_job_is_measured_by_its_own_pace():
     assert found == {("slow", ()): 280 + 400 + 20}
 
 
+def test_what_a_script_prints_is_no_slower_than_the_looks_can_tell():
+    """Lines that come each second are seen each 5 s, on a crowded machine each 7 s: it is slow after 60 s all the same."""
+    rules = Rules(times=Times(), size=2, began=0.0)
+    idle = [{"rank": 0, "pid": 1, "state": "S", "idle": True}]
+    for number in range(1, 8):
+        rules.take({"span_s": 7.0, "paused": False, "grew": True, "ranks": [], "locks": []}, range(2), 7.0 * number)
+        rules.find(7.0 * number)
+    for now in range(54, 115, 5):
+        rules.take({"span_s": 5.0, "paused": False, "grew": False, "ranks": idle, "locks": []}, range(2), float(now))
+        found = rules.find(min(now, 108.0))
+    assert found == []
+    assert [finding.kind for finding in rules.find(109.0)] == ["slow"]
+
+
 def test_a_host_that_says_nothing_of_its_ranks_has_ranks_that_work():
     simulation = Simulation(2, hosts=2).phase(40, "ii").phase(200, "iw")
     assert set(simulation.found) == {("slow", ())}
@@ -203,6 +217,18 @@ def test_whoever_looks_and_was_suspended_begins_anew():
 )
 def test_a_rule_that_is_switched_off_finds_nothing(times, states):
     assert Simulation(2, times).phase(900, states, locks=["/x/lock"] if times.lock_s is None else []).found == {}
+
+
+def test_a_lock_is_none_while_a_compiler_runs():
+    """A rank whose child compiles may take no processor itself, as while it writes what was compiled."""
+    rules = Rules(times=Times(still_s=None), size=2, began=0.0)
+    looks = [RankLook(rank=0, pid=1, state="S", idle=True, builds=True), RankLook(rank=1, pid=2, state="S", idle=True)]
+    for now in range(5, 65, 5):
+        fields = [{name: getattr(each, name) for name in each.__slots__} for each in looks]
+        message = {"span_s": 5.0, "paused": False, "grew": False, "ranks": fields, "locks": ["/x/lock"]}
+        rules.take(message, range(2), float(now))
+    assert rules.still_since(60.0) is not None
+    assert rules.find(60.0) == []
 
 
 def test_a_stopped_starter_is_found():

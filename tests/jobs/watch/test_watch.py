@@ -196,6 +196,17 @@ def test_the_verdict_names_the_rank_that_did_not_come_and_not_the_one_whose_pati
     assert verdict.from_outside
 
 
+def test_what_ranks_look_like_while_they_are_ended_does_not_count(tmp_path, clock):
+    """Their starter ends the stopped rank while the command goes on; it has not ended by itself."""
+    events = fails(TIMED_OUT, 20.5)
+    events[40.0] = events.pop(21.5)
+    host = Host(
+        clock, [(21, [idle(0), stopped(1)]), (1e9, [idle(0), idle(1, state="")])], {0: WAITS, 1: UNKNOWN}, events=events
+    )
+    outcome, _ = run(tmp_path, clock, [host], watching=WATCHED)
+    assert outcome.judge().headline.startswith("rank 1 (host 10.0.0.1) has been stopped by a signal since")
+
+
 def test_ranks_are_asked_before_they_are_ended(tmp_path, clock):
     host = Host(clock, [(1e9, [idle(0), idle(1)])], {1: SLEEPS}, events=fails(TIMED_OUT, 20.5))
     outcome, _ = run(tmp_path, clock, [host], watching=WATCHED)
