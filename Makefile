@@ -36,7 +36,7 @@ REST     = job and not smoke and not slow
 INTERPRETERS = packages/mtrain-tensorflow/tests tests/faults/test_other_interpreters.py
 HOROVOD  = $(shell grep -rlIi horovod tests packages/*/tests --include='test_*.py' --exclude='test_paddle_*')
 
-.PHONY: help demo dev slurm-lab dist docs horovod test test-first test-units test-others test-environments test-all stranger test-paddle test-paddle2 test-s3 mutants check fmt contract parity fingerprints checkpoint-matrix bench race instructions instructions-record ends versions clean debian
+.PHONY: help demo dev slurm-lab dist docs horovod test test-first test-units test-others test-environments test-all stranger test-paddle test-paddle2 test-s3 mutants check fmt contract parity fingerprints checkpoint-matrix bench race instructions instructions-record ends referees versions clean debian
 help:      ## this list
 	@grep -hE '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 24
 
@@ -208,6 +208,10 @@ docs: $(VENV)/.installed-docs  ## the documentation as a site that needs no netw
 
 ends:      ## the oldest and the newest versions of what mtrain needs, each in an environment of its own: gigabytes, no part of `test`
 	scripts/ends
+
+referees: $(VENV)/.installed-horovod  ## other projects' own tests under mtrain: docs/referees.md; ONLY=name, REFEREES=folder of checkouts
+	@scripts/quietly $(PY) -m pip install expecttest mock
+	OMP_NUM_THREADS=1 $(PY) -m tests.referees $(ONLY)
 
 versions:  ## the same spec under many versions of torch and DeepSpeed, digests side by side in docs/versions.md: tens of gigabytes
 	scripts/versions

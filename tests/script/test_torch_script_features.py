@@ -131,7 +131,7 @@ def test_a_kept_group_is_released_before_the_next_one_begins(monkeypatch):
     groups = [object(), object()]
     calls = []
     module = ModuleType(kept_groups.MODULE)
-    module.group = SimpleNamespace(WORLD=groups[0])
+    module.group, module._world = SimpleNamespace(WORLD=groups[0]), SimpleNamespace(group_count=0)
 
     def init_process_group(*words, **options):
         calls.append((words, options, sys.getrefcount(groups[0])))
@@ -154,6 +154,7 @@ def test_a_kept_group_is_released_before_the_next_one_begins(monkeypatch):
     assert kept == before + 1
     module.init_process_group("gloo", rank=0)
     assert calls == [None, groups[1], (("gloo",), {"rank": 0}, before)]
+    assert module._world.group_count == 1, "the addresses of the ended group are not those of the next one"
     assert others.init_process_group is own, "what a script has put there itself stays"
     assert others.destroy_process_group is module.destroy_process_group
 

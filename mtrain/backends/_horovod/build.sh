@@ -4,11 +4,13 @@
 # --wheel: only build and keep the wheel; install nothing.
 # FRAMEWORKS: torch, tensorflow, or torch,tensorflow; without it, torch where it is installed, else TensorFlow.
 #
-# The source of the last release, 0.28.1, is fetched with pip and changed in three places:
+# The source of the last release, 0.28.1, is fetched with pip and changed in four places:
 # - It is compiled as C++14, but the headers of torch 2.1 and newer, and of TensorFlow 2.10 and newer, need C++17, and those of
 #   torch 2.14 and newer C++20.
 # - Over gloo its stall check never notices a rank that others wait for: the list of ranks that it goes through has memory
 #   reserved (`reserve`) but no entries (`resize`).
+# - The server at which ranks leave their addresses forgets, with the addresses of one group, which ranks have read those of the others.
+#   So old addresses stay, and a second `init` after `shutdown` ends ranks with "Connection refused" every few times.
 # - It asks for the CUDA toolkit wherever torch is built for CUDA, which is what `pip install torch` brings on Linux. Where it is
 #   built for gloo, it takes such a torch for one without CUDA.
 # The wheel is cached under ~/.cache/mtrain/wheels, named after the versions that it was built for. Nothing happens where a
@@ -20,7 +22,7 @@
 # Horovod 0.28.1 trains with TensorFlow up to 2.15: from 2.16 on its Keras 3 has variables that Horovod does not know.
 set -euo pipefail
 version=0.28.1
-changes=2  # version of the changes to the source; part of the wheel's name, so that another number builds a new wheel
+changes=3  # version of the changes to the source; part of the wheel's name, so that another number builds a new wheel
 installs=yes
 if [ "${1:-}" = --wheel ]; then
   installs=no
@@ -176,6 +178,7 @@ build() {  # Builds the wheel in folder $1. Runs in a subshell.
   change "$source/CMakeLists.txt" 'set(CMAKE_CXX_STANDARD 14)' "set(CMAKE_CXX_STANDARD $standard)"
   change "$source/horovod/torch/CMakeLists.txt" 'set(CMAKE_CXX_STANDARD 14)' "set(CMAKE_CXX_STANDARD $standard)"
   change "$source/horovod/common/gloo/gloo_controller.cc" 'global_ranks_.reserve(size_);' 'global_ranks_.resize(size_);'
+  change "$source/horovod/runner/http/http_server.py" 'self.server.finished_list.clear()' 'self.server.finished_list[scope].clear()'
   if [ "$device" = cpu ]; then
     change "$source/cmake/Modules/FindPytorch.cmake" '(torch.version.cuda is not None) and (CUDA_HOME is not None)' 'False'
   fi

@@ -27,9 +27,12 @@ def keep_groups() -> None:
 def _wrap(module: Any) -> None:
     """Have ``destroy_process_group`` keep the groups, and ``init_process_group`` release those kept before."""
     kept: list[Any] = []
+    ended = 0  # groups of all ranks
     destroy, init = module.destroy_process_group, module.init_process_group
 
     def destroy_process_group(group: Any = None) -> None:
+        nonlocal ended
+        ended += group in (None, module.group.WORLD)
         kept.append(module.group.WORLD if group is None else group)
         destroy(group)
 
@@ -38,6 +41,9 @@ def _wrap(module: Any) -> None:
         if kept:
             gc.collect()
             kept.clear()
+        # Torch counts from 0 again, so that the addresses of the former group stand in the store under the names of the new one.
+        # Another rank may still keep that group: its port answers, and closes the connection as soon as the group is released.
+        module._world.group_count = max(ended, module._world.group_count)
         init(*arguments, **options)
 
     for original, wrapper in ((destroy, destroy_process_group), (init, init_process_group)):

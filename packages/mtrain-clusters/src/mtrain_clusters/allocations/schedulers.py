@@ -84,6 +84,24 @@ class Pmi(AllocationReader):
         )
 
 
+class Jsrun(AllocationReader):
+    """Processes of ``jsrun``, IBM's starter of processes on the hosts of a job of LSF."""
+
+    Options = NoOptions
+    distance: ClassVar[int] = 22
+
+    def read(self, environ: Mapping[str, str]) -> Allocation | None:
+        """Return the processes of all hosts."""
+        return several_processes(
+            environ,
+            scheduler="jsrun",
+            size="JSM_NAMESPACE_SIZE",
+            rank="JSM_NAMESPACE_RANK",
+            local="JSM_NAMESPACE_LOCAL_SIZE",
+            one_each="jsrun --tasks_per_rs 1 --rs_per_host 1 mtrain ...",
+        )
+
+
 class IndexedJob(AllocationReader):
     """An indexed Job of Kubernetes: its pods know their own index but not how many there are, nor the others' names."""
 

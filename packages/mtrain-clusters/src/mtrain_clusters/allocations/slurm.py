@@ -103,6 +103,8 @@ def expand_hosts(names: str) -> list[str]:
     Empty: the list is not in that form, has more than ``MAX_HOSTS``, or has a longer name than ``MAX_HOST_NAME``.
     ``scontrol show hostnames`` does the same, but is missing in many containers.
     """
+    # Slurm writes no spaces; people do, where they set the variable by hand, beside commas or in their place.
+    names = ",".join(re.sub(r"\s*,\s*", ",", names).split())
     hosts: list[str] = []
     position = 0
     while position < len(names):

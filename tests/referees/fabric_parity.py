@@ -1,0 +1,60 @@
+"""Lightning's parity test, with a session in place of its half for Fabric: their network, data, plain torch loop and comparisons.
+
+usage: fabric_parity.py        on any number of ranks; REFEREES/lightning is a checkout
+"""
+
+import os
+import sys
+import time
+from copy import deepcopy
+from types import ModuleType
+
+import lightning_fabric
+import torch
+import torch.distributed as dist
+
+import mtrain
+
+sys.path.insert(0, os.environ["REFEREES"] + "/lightning/tests")
+sys.modules |= {  # Its tests import it by the name of the whole, of which only this part is installed.
+    "lightning": ModuleType("lightning"),
+    "lightning.fabric": lightning_fabric,
+    "lightning.fabric.fabric": sys.modules["lightning_fabric.fabric"],
+    "lightning.fabric.accelerators": sys.modules["lightning_fabric.accelerators"],
+    "lightning.fabric.accelerators.cuda": sys.modules["lightning_fabric.accelerators.cuda"],
+}
+from parity_fabric.models import ConvNet  # noqa: E402
+from parity_fabric.test_parity_ddp import train_torch_ddp  # noqa: E402
+from parity_fabric.utils import is_state_dict_equal, is_timing_close, make_deterministic  # noqa: E402
+
+
+def train_session() -> tuple[dict[str, torch.Tensor], torch.Tensor, int, int]:
+    """What their ``train_fabric_ddp`` does, in a session: the weights, seconds of each update, rank and number of ranks."""
+    make_deterministic()
+    data = ConvNet().get_dataloader().dataset  # drawn after the weights, as theirs
+    seconds = []
+    with mtrain.session() as session:
+        model, optimizer = session.prepare(ConvNet, seed=1, optimizer=lambda net: net.get_optimizer())
+        begun = deepcopy(model.state_dict())
+        size = session.collective.size
+        batches = session.batches(
+            data, global_batch=ConvNet.batch_size * size, updates=ConvNet.num_steps, order=lambda _: range(len(data))
+        )
+        start = time.perf_counter()
+        for inputs, labels in batches:
+            optimizer.update(torch.nn.functional.cross_entropy(model(inputs), labels))
+            seconds.append(time.perf_counter() - start)
+            start = time.perf_counter()
+        weights = {name: x.clone() for name, x in model.state_dict().items()}
+        assert not is_state_dict_equal(begun, weights)
+        return weights, torch.tensor(seconds), session.collective.rank, size
+
+
+ours, our_seconds, rank, size = train_session()
+theirs, their_seconds, _ = train_torch_ddp(rank, size, backend="gloo")
+differences = [float((ours[name] - theirs[name]).abs().max()) for name in theirs]
+print(f"largest difference of a weight after {ConvNet.num_steps} updates on {size} ranks: {max(differences):.3g}")
+print(f"median of an update: theirs {their_seconds[3:].median():.6f} s, ours {our_seconds[3:].median():.6f} s")
+assert is_state_dict_equal(theirs, ours)
+assert is_timing_close(their_seconds, our_seconds, rtol=0.02, atol=0.02)
+dist.destroy_process_group()
