@@ -43,8 +43,13 @@ class ConvertRequest:
     """Add adapters to the weights that they were trained on, and write the whole model as a folder."""
     form: Literal["dcp"] | None = None
     """``dcp``: write a folder of ``torch.distributed.checkpoint``; None: the ending of ``target`` says it."""
+    key: str | None = None
+    """Which of several sets of weights in ``file`` is meant."""
     max_file_gb: float = 5.0
     """Weights in a folder that are larger, in 10^9 bytes, are divided among several files with an index."""
+
+
+KEY = click.option("--key", metavar="KEY", help="Which of several sets of weights in FILE is meant, such as teacher.")
 
 
 @click.group(cls=CommandGroup)
@@ -66,6 +71,7 @@ def weights() -> None:
     "--option", "options", multiple=True, metavar="NAME=VALUE",
     help="An entry of model.options, where the model is not as it comes: --option path=config.json.",
 )  # fmt: skip
+@KEY
 @click.option("--force", is_flag=True, help="Replace OUT.")
 def import_(**params: Any) -> None:
     """Read FILE and write it under the names used here.
@@ -93,6 +99,7 @@ def import_(**params: Any) -> None:
     "--format", "form", type=click.Choice(["dcp"]),
     help="dcp: OUT is a folder that torch.distributed.checkpoint.load reads. Not given: by the ending of OUT.",
 )  # fmt: skip
+@KEY
 @click.option("--force", is_flag=True, help="Replace OUT.")
 @click.option("--deploy", is_flag=True, help="The form for inference: branches that add up become one convolution.")
 @click.option(
@@ -112,9 +119,10 @@ def export(**params: Any) -> None:
 
 @weights.command(examples=(("mtrain weights show yolov5s.pt", "nothing in the file is executed"),))
 @click.argument("file", type=PATH)
-def show(file: Path) -> None:
+@KEY
+def show(file: Path, key: str | None) -> None:
     """List names, types and shapes as FILE has them."""
-    for line in describe_weights(file):
+    for line in describe_weights(file, key=key):
         terminal.say(line)
 
 
@@ -160,7 +168,7 @@ def convert_weights(request: ConvertRequest, *, tell: Tell, warn: Tell) -> None:
         dcp_writing.check_folder(target, force=request.force)
     else:
         check_target(target, force=request.force)
-    file_weights = read(request.file)
+    file_weights = read(request.file, key=request.key)
     tell(_describe(file_weights))
     # Of a user's own module nothing is known but its names, which are those of its framework already.
     if file_weights.own is not None:
@@ -192,7 +200,7 @@ def _write(request: ConvertRequest, arrays: Mapping[str, "Array"], *, tell: Tell
     tell(f"written: {target} ({size / MIB:.1f} MiB){note}")
 
 
-def describe_weights(file: Path) -> list[str]:
+def describe_weights(file: Path, *, key: str | None = None) -> list[str]:
     """Return lines with the names, types and shapes of the arrays in a file.
 
     Raises:
@@ -200,7 +208,7 @@ def describe_weights(file: Path) -> list[str]:
     """
     from mtrain.weights.reading import read
 
-    file_weights = read(file)
+    file_weights = read(file, key=key)
     width = max((len(name) for name in file_weights.arrays), default=0)
     arrays = file_weights.arrays.items()
     rows = [f"{name:<{width}}  {array.dtype!s:<8}  {tuple(array.shape)}" for name, array in arrays]

@@ -52,6 +52,11 @@ class ModelSpec(Section):
         description="what to start from (.safetensors, .pdparams, .pt, DCP folder, checkpoint, run); entries that fit are "
         "taken, the others are reported",
     )
+    weights_key: str | None = Field(
+        default=None,
+        description="which of several sets of weights in that file is meant, such as teacher; null: averaged ones, else the "
+        "usual key, else the only set",
+    )
     options: dict[str, Any] = Field(default_factory=dict, description="the model plugin's own options")
     pruned: dict[str, Annotated[list[Positive], Field(min_length=1, max_length=2)]] | None = Field(
         default=None,

@@ -19,7 +19,7 @@ from mtrain.spec.files import read_bytes
 from mtrain.weights.arrays import check_growth, dimensions
 from mtrain.weights.dcp_pieces import SavedPiece, SplitTensor
 from mtrain.weights.pickles import MEMBER, Inert, Key, Name, Refused, load, member
-from mtrain.weights.trees import MAX_ENTRIES, WRAPPERS, weights_of
+from mtrain.weights.trees import MAX_ENTRIES, weights_of
 
 DESCRIPTION = ".metadata"
 """File that describes the others; it is written last."""
@@ -27,8 +27,6 @@ PIECES = "*.distcp"
 _MAX_DESCRIPTION_BYTES = 256 << 20
 _MAX_INSTRUCTIONS = 20_000_000
 """Largest number of instructions in the description; a piece of an array on one rank needs some 60."""
-_OF_OPTIMIZER = ("optimizer", "optimizers", "optim", "optims")
-_STARTS_OF_OPTIMIZER = tuple(f"{name}.{part}." for name in _OF_OPTIMIZER for part in ("state", "param_groups"))
 _MAX_DEPTH = 8
 """Largest number of dictionaries in each other that are opened."""
 
@@ -44,30 +42,24 @@ def newest_inside(path: Path) -> Path | None:
     return max(found, key=lambda folder: (folder / DESCRIPTION).stat().st_mtime_ns, default=None)
 
 
-def read_folder(path: Path) -> tuple[dict[str, Array], str]:
+def read_folder(path: Path, *, key: str | None = None) -> tuple[dict[str, Array], str]:
     """Return the weights in a folder of DCP by name, and a description of it. Other arrays, such as moments, are not read.
 
-    An array is put together from its pieces, one piece in memory at a time.
+    ``key``: see ``weights_of``. An array is put together from its pieces, one piece in memory at a time.
 
     Raises:
-        CheckpointError: The folder is damaged or incomplete, its description has names that are not torch's own, or it holds no
-            weights.
+        CheckpointError: The folder is incomplete.
+        Refused: Its description has names that are not torch's own, or it holds no weights.
+        ValueError: It is damaged.
     """
-    try:
-        described = _read_description(path)
-        tensors = dict(_tensors(path, described))
-        leaves, where = weights_of(_weights_in(_tree(tensors, described.get("planner_data"))))
-        chosen = {name: leaf for name, leaf in leaves.items() if isinstance(leaf, SplitTensor)}
-        _check_files(path, chosen.values())
-        file_bytes = sum(file.stat().st_size for file in path.glob(PIECES))
-        check_growth(chosen.values(), file_bytes=file_bytes)
-        arrays = {name: leaf.array() for name, leaf in chosen.items()}
-    except Refused as error:
-        raise CheckpointError(f"{path}: refused, nothing of it was executed: {error}") from error
-    except OSError as error:
-        raise CheckpointError(f"{path}: cannot be read: {error.strerror or error}") from error
-    except (ValueError, OverflowError, TypeError) as error:  # shapes and lengths that no array can have
-        raise CheckpointError(f"{path}: damaged, nothing of it was executed: {error}") from error
+    described = _read_description(path)
+    tensors = dict(_tensors(path, described))
+    leaves, where = weights_of(_tree(tensors, described.get("planner_data")), key=key)
+    chosen = {name: leaf for name, leaf in leaves.items() if isinstance(leaf, SplitTensor)}
+    _check_files(path, chosen.values())
+    file_bytes = sum(file.stat().st_size for file in path.glob(PIECES))
+    check_growth(chosen.values(), file_bytes=file_bytes)
+    arrays = {name: leaf.array() for name, leaf in chosen.items()}
     others = len(tensors) - len(chosen)
     left_out = f"; {others} further arrays (of the optimizer, ...) left out" if others else ""
     return arrays, f"torch.distributed.checkpoint, {where}{left_out}"
@@ -175,21 +167,6 @@ def _tree(tensors: Mapping[str, SplitTensor], paths: object) -> dict[Any, Any]:
             raise Refused(f"{key[:80]}: two arrays at one place")
         inside[parts[-1]] = tensor
     return root
-
-
-def _weights_in(tree: dict[Any, Any]) -> dict[Any, Any]:
-    """Return the dictionary that holds the weights or a known wrapper of them: ``{"app": {"model": ...}}`` has one inside."""
-    for _ in range(_MAX_DEPTH):
-        if any(isinstance(value, SplitTensor) for value in tree.values()) or any(key in tree for key in WRAPPERS):
-            break
-        inner = [value for key, value in tree.items() if isinstance(value, dict) and key not in _OF_OPTIMIZER]
-        if len(inner) != 1:
-            break
-        tree = inner[0]
-    # In a state without dictionaries the keys of an optimizer are whole names.
-    return {
-        key: value for key, value in tree.items() if not (isinstance(key, str) and key.startswith(_STARTS_OF_OPTIMIZER))
-    }
 
 
 _OWN = "torch.distributed.checkpoint"

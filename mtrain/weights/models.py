@@ -126,7 +126,7 @@ def check_start(job: Resolved, outline: SpecOutline, *, classes: Sequence[str], 
     """
     spec = job.spec
     try:
-        file = read(Path(str(spec.model.weights)))
+        file = read(Path(str(spec.model.weights)), key=spec.model.weights_key)
     except CheckpointError as error:
         raise CheckpointError(f"model.weights: {error}") from error
     known = file.labels.get("class_names") or classes

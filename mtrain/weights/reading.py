@@ -2,8 +2,9 @@
 
 import json
 import shlex
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from io import BytesIO
 from pathlib import Path
 from typing import Any, Literal
@@ -16,14 +17,23 @@ from mtrain.core.checkpoint.format import ARRAYS
 from mtrain.core.interfaces import Array
 from mtrain.errors import CheckpointError, UsageError
 from mtrain.spec.bounds import bounded_growth, memory_limit
-from mtrain.spec.files import open_file
-from mtrain.weights import dcp
+from mtrain.spec.files import open_file, parse_json, read_bytes
+from mtrain.weights import dcp, zero
 from mtrain.weights.arrays import MIB, check_growth, widen
 from mtrain.weights.described import pickled_labels, said_by
 from mtrain.weights.own import Own, own_kind
 from mtrain.weights.pickles import MEMBER, Name, Refused, load
 from mtrain.weights.torch_files import ZIP_START, is_legacy, read_legacy, read_zip
-from mtrain.weights.trees import MAX_ENTRIES, MAX_NAME, PARAMETER_NAMES, SLICES, join_slices, weights_of
+from mtrain.weights.trees import (
+    MAX_ENTRIES,
+    MAX_NAME,
+    PARAMETER_NAMES,
+    SLICES,
+    Unclear,
+    join_slices,
+    part_of,
+    weights_of,
+)
 from mtrain.weights.vocabulary import WeightsVocabulary
 
 EXPECTED = (
@@ -34,6 +44,7 @@ Layout = Literal["neutral", "torch", "paddle"]
 """Conventions of names and shapes that a file may follow."""
 _PICKLE_START = b"\x80"
 _START = 16
+_MAX_INDEX_BYTES = 64 << 20
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,18 +75,25 @@ class Weights:
     """The part of the job's spec that safetensors carry; see ``described.Description``."""
 
 
-def read(path: Path) -> Weights:
-    """Read the weights at ``path``: a file, a checkpoint folder, a run folder, or a folder of ``torch.distributed.checkpoint``.
+def read(path: Path, *, key: str | None = None) -> Weights:
+    """Read the weights at ``path``: a file, a checkpoint folder, a run folder, or a folder of another program.
 
     Of a checkpoint the averaged weights are read, if there are any; of a run, those of its best checkpoint, else its
     newest.
 
+    Args:
+        path: The file or folder.
+        key: Which of several sets of weights in it is meant; see ``trees.weights_of``.
+
     Raises:
-        CheckpointError: ``path`` does not exist, is damaged, or contains no weights.
+        CheckpointError: ``path`` does not exist, is damaged, or contains no weights, or several of which none is the usual one.
     """
     try:
         with bounded_growth(memory_limit()):
-            return _read_folder(path) if path.is_dir() else _read_file(path)
+            divided = zero.folder_of(path)
+            if divided is not None:
+                return _of_folder(path, lambda: zero.read_folder(divided), key)
+            return _read_folder(path, key) if path.is_dir() else _read_file(path, key)
     except MemoryError as error:
         raise CheckpointError(f"{path}: too large for the memory of this process{_size_of(path)}") from error
 
@@ -100,7 +118,7 @@ def _size_of(path: Path) -> str:
         return ""
 
 
-def _read_file(path: Path) -> Weights:
+def _read_file(path: Path, key: str | None) -> Weights:
     try:
         with open_file(path) as file:
             _check_header(path, file.peek(_START))
@@ -109,13 +127,48 @@ def _read_file(path: Path) -> Weights:
         raise CheckpointError(f"{path} does not exist; {EXPECTED}") from error
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror or error}") from error
+    with _refusals(path):
+        weights = _parse_file(path, content, key)
+    return _check_names(path, weights)
+
+
+@contextmanager
+def _refusals(path: Path) -> Iterator[None]:
+    """Name the file in errors about its content."""
     try:
-        weights = _parse_file(path, content)
+        yield
+    except Unclear as error:
+        raise CheckpointError(f"{path}: {error}") from error
     except Refused as error:
         raise CheckpointError(f"{path}: refused, nothing of it was executed: {error}{_remedy(error.name)}") from error
-    except (ValueError, OverflowError) as error:  # shapes and lengths that no array can have
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read: {error.strerror or error}") from error
+    except (ValueError, OverflowError, TypeError) as error:  # shapes and lengths that no array can have
         raise CheckpointError(f"{path}: damaged, nothing of it was executed: {error}") from error
-    return _check_names(path, weights)
+
+
+def _of_folder(path: Path, parts: Callable[[], tuple[dict[str, Array], str]], key: str | None) -> Weights:
+    """Return the weights of a folder of another program; ``parts`` reads its arrays, and describes them."""
+    with _refusals(path):
+        arrays, description = parts()
+    return _check_names(path, _part(Weights(path=path, arrays=arrays, layout="torch", description=description), key))
+
+
+def _part(weights: Weights, key: str | None) -> Weights:
+    """Return the arrays whose names begin with ``key``, where it is given.
+
+    Raises:
+        CheckpointError: There are none.
+    """
+    arrays = weights.arrays if key is None else part_of(weights.arrays, key)
+    if not arrays:
+        starts = ", ".join(list(dict.fromkeys(name.partition(".")[0] for name in weights.arrays))[:8])
+        raise CheckpointError(f"{weights.path}: no array whose name begins with {key}.; they begin with: {starts}")
+    return (
+        weights
+        if key is None
+        else replace(weights, arrays=arrays, description=f"{weights.description}, the part `{key}`")
+    )
 
 
 def _check_names(path: Path, weights: Weights) -> Weights:
@@ -162,20 +215,20 @@ def _remedy(refused: Name | None) -> str:
     )
 
 
-def _parse_file(path: Path, content: bytes) -> Weights:
+def _parse_file(path: Path, content: bytes, key: str | None) -> Weights:
     if content.startswith(ZIP_START):
-        return _torch(path, read_zip(content), file_bytes=len(content))
+        return _torch(path, read_zip(content), key, file_bytes=len(content))
     if _is_safetensors(content):
-        return _described_safetensors(path, content)
+        return _part(_described_safetensors(path, content), key)
     if content.startswith(_PICKLE_START):
         if is_legacy(content):
-            return _torch(path, read_legacy(content), file_bytes=len(content))
-        return _paddle(path, content)
+            return _torch(path, read_legacy(content), key, file_bytes=len(content))
+        return _paddle(path, content, key)
     raise CheckpointError(f"{path}: not a file of weights; {EXPECTED}")
 
 
-def _torch(path: Path, value: object, *, file_bytes: int) -> Weights:
-    leaves, description = weights_of(value)
+def _torch(path: Path, value: object, key: str | None, *, file_bytes: int) -> Weights:
+    leaves, description = weights_of(value, key=key)
     check_growth(leaves.values(), file_bytes=file_bytes)
     arrays = {name: leaf.array() for name, leaf in leaves.items()}
     return Weights(
@@ -183,9 +236,9 @@ def _torch(path: Path, value: object, *, file_bytes: int) -> Weights:
     )
 
 
-def _paddle(path: Path, content: bytes) -> Weights:
+def _paddle(path: Path, content: bytes, key: str | None) -> Weights:
     value = load(BytesIO(content), WeightsVocabulary())
-    leaves, description = weights_of(value)
+    leaves, description = weights_of(value, key=key)
     check_growth(leaves.values(), file_bytes=len(content))
     arrays = {name: _from_paddle(leaf.array()) for name, leaf in leaves.items() if name != PARAMETER_NAMES}
     if isinstance(value, dict):
@@ -239,13 +292,51 @@ def _safetensors(path: Path, content: bytes) -> dict[str, Array]:
     return arrays
 
 
-def _read_folder(path: Path) -> Weights:
+_FILES = ("model.safetensors", "pytorch_model.bin", "diffusion_pytorch_model.safetensors")
+"""What libraries call the weights in a folder, whole or, with ``.index.json``, divided among files."""
+
+
+def _shards(path: Path) -> list[Path]:
+    """Return the files with the weights in a folder of transformers, timm or Accelerate.
+
+    Raises:
+        CheckpointError: One that the index names is missing.
+    """
+    for name in _FILES:
+        if (path / name).is_file():
+            return [path / name]
+        index = path / f"{name}.index.json"
+        if not index.is_file():
+            continue
+        places = parse_json(read_bytes(index, limit=_MAX_INDEX_BYTES))
+        places = places.get("weight_map") if isinstance(places, dict) else None
+        names = sorted({str(place) for place in places.values()}) if isinstance(places, dict) else []
+        wrong = [file for file in names if Path(file).name != file or not (path / file).is_file()]
+        if wrong or not names:
+            raise CheckpointError(
+                f"{index}: names {wrong[0] if wrong else 'no file'}, which is not beside it; copy all files"
+            )
+        return [path / file for file in names]
+    return []
+
+
+def _read_folder(path: Path, key: str | None) -> Weights:
     if dcp.is_folder_of_dcp(path):
-        arrays, description = dcp.read_folder(path)
-        return _check_names(path, Weights(path=path, arrays=arrays, layout="torch", description=description))
+        return _of_folder(path, lambda: dcp.read_folder(path, key=key), None)
+    with _refusals(path):
+        shards = _shards(path)
+    if shards:
+        parts = [_read_file(shard, None) for shard in shards]
+        arrays = {name: array for part in parts for name, array in part.arrays.items()}
+        divided = f", {len(parts)} files" if len(parts) > 1 else ""
+        return _part(replace(parts[0], path=path, arrays=arrays, description=f"{parts[0].description}{divided}"), key)
     folder = path if (path / ARRAYS["weights"]).is_file() or path.name.startswith(store.PREFIX) else None
     if folder is None:
         runs = [candidate for candidate in (path / "checkpoints", path) if store.list_all(candidate)]
+        # Accelerate puts the model's folder beside that of the optimizer.
+        named = sorted(path.glob("pytorch_model_fsdp_*"))
+        if not runs and len(named) == 1:
+            return _read_folder(named[0], key)
         # Which one is meant is not guessed: a run folder says which checkpoint is best, this one does not.
         if not runs and (inside := dcp.newest_inside(path)) is not None:
             raise CheckpointError(
@@ -263,7 +354,7 @@ def _read_folder(path: Path) -> Weights:
     extra = saved.meta.get("extra") or {}
     own = own_kind(saved.spec, extra)
     model = {} if own == "script" else dict(saved.spec.get("model") or {})
-    return Weights(
+    weights = Weights(
         path=folder,
         arrays={**saved.state.weights, **saved.state.ema},
         layout="neutral",
@@ -276,3 +367,4 @@ def _read_folder(path: Path) -> Weights:
         own=own,
         labels=extra,
     )
+    return _part(weights, key)

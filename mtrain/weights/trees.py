@@ -1,8 +1,9 @@
 """Find the named arrays in the value of a pickle: a state dict, a checkpoint around one, or a pickled module."""
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -11,14 +12,22 @@ from mtrain.weights.arrays import Leaf, PickledArray, TorchTensor, dimensions
 from mtrain.weights.dcp_pieces import SplitTensor
 from mtrain.weights.pickles import Inert, Refused
 
+T = TypeVar("T")
 PARAMETER_NAMES = "StructuredToParameterName@@"
 """Key in Paddle's state dicts of the map from each array to its name inside Paddle."""
 SLICES = "UnpackBigParamInfor@@"
 """Key in Paddle's files of protocol 2 and 3 that describes how arrays of a GiB and more were cut into slices."""
-WRAPPERS = {"ema": "averaged weights (`ema`)", "state_dict": "its `state_dict`", "model": "its `model`"}
-"""Maps a key under which checkpoints keep weights to its description; the preferred key comes first."""
-_MAX_WRAPPERS = 4
-"""Largest number of checkpoints inside each other that are opened."""
+_AVERAGED = re.compile(r"(^|_)(ema|swa|averaged)(_|$)")
+"""Matches the key of weights that were averaged over updates: ``ema``, ``params_ema``, ``ema_state_dict``, ..."""
+_USUAL = ("state_dict", "model", "model_state_dict", "model_state", "module", "net", "network", "weights", "params")
+"""Keys of weights in checkpoints; of several the first is taken."""
+_OTHERS = re.compile(r"optim|scheduler|scaler|rng|hyper_parameters|callbacks|loops")
+"""Matches keys of what a checkpoint has beside weights."""
+_OF_OPTIMIZER = re.compile(r"(optimizers?|optims?)\.(state|param_groups)\.")
+"""Matches the beginning of an optimizer's array in a state without dictionaries."""
+_MAX_DEPTH_OF_DICTIONARIES = 8
+_MAX_SETS = 64
+"""Largest number of sets of weights in a checkpoint."""
 MAX_ENTRIES = 200_000
 """Largest number of modules and entries in a file; a pickle can name one module many times."""
 _MAX_DEPTH = 100
@@ -27,50 +36,125 @@ MAX_NAME = 500
 """Largest number of characters of an array's full name."""
 
 
-def weights_of(value: Any) -> tuple[dict[str, Leaf], str]:
+class Unclear(Refused):
+    """A file holds weights, but it does not say which of them are meant."""
+
+
+def weights_of(value: Any, *, key: str | None = None) -> tuple[dict[str, Leaf], str]:
     """Return the arrays by name, and a description of where in the file they were.
 
+    A checkpoint may hold several dictionaries of arrays and modules. Averaged weights are preferred, then a usual key, then the
+    only one there is; those of an optimizer never count.
+
+    Args:
+        value: The content of the file.
+        key: Which of several is meant: a key, keys joined by dots, or the first part of names.
+
     Raises:
+        Unclear: It has several sets of weights, of which none is the usual one, or none that ``key`` names.
         Refused: The value contains no weights.
     """
-    if isinstance(value, Inert):
-        return _fill(_of_module(value), value), f"the weights of a pickled {value.kind.name}"
-    if not isinstance(value, dict):
+    if not isinstance(value, dict | Inert):
         raise Refused("no dictionary of arrays and no model; expected weights by name")
-    # Before the dictionary itself is read as a state dict: a checkpoint may
-    # contain other arrays beside its weights, such as YOLOv5's `best_fitness`.
-    for key, words in WRAPPERS.items():
-        inside = _inside(value.get(key), depth=1)
-        if inside:
-            return inside, f"a checkpoint, {words}"
-    flat = _state_dict(value)
-    if flat:
-        return flat, "a state dict"
-    for key in WRAPPERS:
-        if isinstance(value.get(key), Inert):
-            return _fill({}, value[key]), ""
+    found = {".".join(path): node for path, node in _sets_in(value, (), set())}
+    if key is not None:
+        return _named(found, key)
+    for path in _preferred(found):
+        leaves = _arrays_of(found[path])
+        if leaves:
+            return leaves, _describe(path, found[path])
+    if isinstance(value, Inert):
+        raise Refused(f"a pickled {value.kind}, which holds no weights")
+    if len(found) > 1:
+        sets = ", ".join(
+            f"{path or 'the file itself'} ({_size(node)} arrays)" for path, node in list(found.items())[:8]
+        )
+        raise Unclear(
+            f"several sets of weights: {sets}; say which one: -o model.weights_key=KEY, or mtrain weights import --key KEY"
+        )
     keys = ", ".join(ascii(key)[:40] for key in list(value)[:8])
     raise Refused(f"no weights in it (it holds: {keys or 'nothing'})")
 
 
-def _inside(entry: object, *, depth: int) -> dict[str, Leaf]:
-    """Return the weights of a checkpoint's entry (a module, a state dict or a checkpoint); empty if it has none."""
-    if isinstance(entry, Inert):
-        return _of_module(entry)
-    if not isinstance(entry, dict) or depth > _MAX_WRAPPERS:
-        return {}
-    deeper = (_inside(entry.get(key), depth=depth + 1) for key in WRAPPERS)
-    return next(filter(None, deeper), {}) or _state_dict(entry)
+def _sets_in(node: Any, path: tuple[str, ...], visited: set[int]) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Yield each module and each dictionary with arrays, and the keys on the way to it."""
+    # A pickle can name one dictionary many times, inside of each other too.
+    if id(node) in visited or len(path) > _MAX_DEPTH_OF_DICTIONARIES:
+        return
+    visited.add(id(node))
+    if isinstance(node, Inert):
+        if any(_entries(node, part) for part in ("_parameters", "_buffers", "_modules")):
+            yield path, node
+    elif isinstance(node, dict):
+        for key, item in node.items():
+            # Numbers are those of parameters in an optimizer, or of parts of a list.
+            if isinstance(key, str) and isinstance(item, dict | Inert) and not _OTHERS.search(key):
+                yield from _sets_in(item, (*path, key), visited)
+        if _state_dict(node):
+            yield path, node
+
+
+def _preferred(found: Mapping[str, Any]) -> list[str]:
+    """Return the sets of which one is meant, the likeliest first; none if several may be."""
+    if len(found) > _MAX_SETS:
+        raise Refused(f"{len(found)} sets of weights; at most {_MAX_SETS}")
+    last = {path: path.rpartition(".")[2] for path in found}
+    averaged = [path for path in found if any(map(_AVERAGED.search, path.split(".")))]
+    usual = sorted((path for path in found if last[path] in _USUAL), key=lambda path: _USUAL.index(last[path]))
+    # Such as {"ema": {"module": ...}}, where both keys say something.
+    best = [path for path in usual if path in averaged] or averaged
+    if best or usual:
+        return [*best, *usual]
+    sizes = {path: _size(node) for path, node in found.items()}
+    if sizes.get("", 0) >= max(sizes.values(), default=0):
+        return [path for path in ("",) if path in found]
+    inside = [path for path in found if path]
+    return inside if len(inside) == 1 else []
+
+
+def _named(found: Mapping[str, Any], key: str) -> tuple[dict[str, Leaf], str]:
+    """Return the set of weights that ``key`` names.
+
+    Raises:
+        Unclear: None has that name, or several have.
+    """
+    paths = [path for path in found if path == key] or [path for path in found if path.rpartition(".")[2] == key]
+    if len(paths) == 1:
+        return _arrays_of(found[paths[0]]), _describe(paths[0], found[paths[0]])
+    for path in _preferred(found) or list(found):
+        if inside := part_of(_arrays_of(found[path]), key):
+            return inside, f"{_describe(path, found[path])}, the part `{key}`"
+    raise Unclear(
+        f"no weights under {ascii(key)[:80]}; it has: {', '.join(path or 'names' for path in list(found)[:8])}"
+    )
+
+
+def part_of(arrays: Mapping[str, T], key: str) -> dict[str, T]:
+    """Return the arrays whose names begin with ``key`` and a dot, without that."""
+    return {name.removeprefix(f"{key}."): array for name, array in arrays.items() if name.startswith(f"{key}.")}
+
+
+def _describe(path: str, node: Any) -> str:
+    if not path:
+        return f"the weights of a pickled {node.kind.name}" if isinstance(node, Inert) else "a state dict"
+    averaged = any(map(_AVERAGED.search, path.split(".")))
+    return f"a checkpoint, averaged weights (`{path}`)" if averaged else f"a checkpoint, its `{path}`"
+
+
+def _arrays_of(node: Any) -> dict[str, Leaf]:
+    return _of_module(node) if isinstance(node, Inert) else _state_dict(node)
+
+
+def _size(node: Any) -> int:
+    return len(_arrays_of(node))
 
 
 def _state_dict(entries: Mapping[Any, Any]) -> dict[str, Leaf]:
-    return {name: leaf for name, item in entries.items() if isinstance(name, str) and (leaf := _leaf(item)) is not None}
-
-
-def _fill(leaves: dict[str, Leaf], root: Inert) -> dict[str, Leaf]:
-    if not leaves:
-        raise Refused(f"a pickled {root.kind}, which holds no weights")
-    return leaves
+    return {
+        name: leaf
+        for name, item in entries.items()
+        if isinstance(name, str) and (leaf := _leaf(item)) is not None and not _OF_OPTIMIZER.match(name)
+    }
 
 
 def _leaf(item: object) -> Leaf | None:

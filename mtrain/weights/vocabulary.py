@@ -15,7 +15,9 @@ _NUMPY_ARRAYS = ("numpy.core.multiarray", "numpy._core.multiarray")
 _NUMPY_BUFFERS = ("numpy.core.numeric", "numpy._core.numeric")
 _BUILTINS = ("builtins", "__builtin__")
 _ENCODE = Name("_codecs", "encode")
-_ENUMS = frozenset({Name("deepspeed.runtime.zero.config", "ZeroStageEnum")})
+_ENUMS = frozenset(
+    {Name("deepspeed.runtime.zero.config", "ZeroStageEnum"), Name("mmengine.logging.history_buffer", "HistoryBuffer")}
+)
 _INERT = re.compile(
     r"torch\.nn\.modules\.[a-z_]+ [A-Za-z_]\w*"
     r"|torch\.nn\.backends\.thnn _get_thnn_function_backend"  # an attribute of every module before torch 1.4
@@ -25,6 +27,9 @@ _INERT = re.compile(
     r"|models\.(yolo|common|experimental) [A-Za-z_]\w*"
     r"|pathlib (Pure)?(Posix|Windows)?Path"
     r"|argparse Namespace"
+    r"|deepspeed\.(runtime|utils|checkpoint)(\.\w+)* [A-Za-z_]\w*"  # loss scalers and places of fragments, in its checkpoints
+    r"|(pytorch_lightning|lightning)(\.\w+)+ AttributeDict"
+    r"|mmengine\.logging\.history_buffer HistoryBuffer"
     r"|numpy ndarray"
     r"|(__builtin__|builtins) object"
 )
@@ -121,6 +126,7 @@ _FUNCTIONS: dict[tuple[str, str], Callable[..., Any]] = {
     ("collections", "OrderedDict"): _empty_dict,
     ("collections", "defaultdict"): _empty_dict,
     ("numpy", "dtype"): _dtype,
+    ("torch", "Size"): _same,
     ("torch._utils", "_rebuild_tensor"): TorchTensor.of,
     ("torch._utils", "_rebuild_tensor_v2"): TorchTensor.of,
     ("torch._utils", "_rebuild_parameter"): _parameter,

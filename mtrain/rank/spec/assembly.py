@@ -395,7 +395,9 @@ class StartWeights:
             return weights, []
         weights = dict(weights)
         own = weights if training else None
-        result = refuse_nothing(given_weights(Path(weights_file), weights, self.plugin, own=own))
+        result = refuse_nothing(
+            given_weights(Path(weights_file), weights, self.plugin, own=own, key=self.spec.model.weights_key)
+        )
         messages = [("note", f"model.weights: {result.summary()}")]
         messages += [("warning", f"model.weights: {sentence}") for sentence in result.warnings()]
         # A job that trains observes its own ranges, from the update that its spec names.
@@ -404,14 +406,21 @@ class StartWeights:
 
 
 def given_weights(
-    path: Path, state: Mapping[str, Array], plugin: Model, *, own: Mapping[str, Array] | None = None
+    path: Path,
+    state: Mapping[str, Array],
+    plugin: Model,
+    *,
+    own: Mapping[str, Array] | None = None,
+    key: str | None = None,
 ) -> Match:
     """Match the weights at ``path`` with a model whose weights are ``state``, see ``weights.matching.match``.
+
+    ``key``: which of several sets of weights is meant, see ``weights.reading.read``.
 
     Raises:
         CheckpointError: The weights cannot be read.
     """
-    return match(read(path), entry_types(state), plugin.published, own=own)
+    return match(read(path, key=key), entry_types(state), plugin.published, own=own)
 
 
 def check_settled(spec: Spec) -> None:

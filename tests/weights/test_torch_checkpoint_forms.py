@@ -1,0 +1,144 @@
+"""The weights in checkpoints of any program are found by rule: which set is meant, and of folders all their files."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from mtrain.commands import main
+from mtrain.errors import CheckpointError
+from mtrain.weights.reading import read
+from mtrain.weights.writing import write
+
+RIGHT = {"a.weight": torch.arange(6.0).reshape(2, 3), "a.bias": torch.tensor([5.0, 6.0])}
+OTHER = {name: -tensor for name, tensor in RIGHT.items()}
+STORED = Path(__file__).parents[1] / "data" / "deepspeed" / "two_ranks.tar.xz"
+
+
+def adam() -> dict[str, Any]:
+    weight = torch.nn.Parameter(torch.ones(3))
+    weight.grad = torch.ones(3)
+    optimizer = torch.optim.Adam([weight])
+    optimizer.step()
+    return optimizer.state_dict()
+
+
+FORMS: dict[str, dict[str, Any]] = {
+    "model_state_dict": {
+        "epoch": 1,
+        "model_state_dict": RIGHT,
+        "optimizer_state_dict": adam(),
+        "loss": torch.tensor(0.3),
+    },
+    "module": {"module": RIGHT, "optimizer": adam(), "rng_state": torch.zeros(8, dtype=torch.uint8)},
+    "net": {"net": RIGHT, "acc": torch.tensor(93.0), "epoch": 3},
+    "params_ema": {"params": OTHER, "params_ema": RIGHT},
+    "state_dict_ema": {"state_dict": OTHER, "state_dict_ema": RIGHT, "optimizer": adam()},
+    "ema.module": {"model": OTHER, "ema": {"module": RIGHT, "updates": 7}},
+    "state_dict": {
+        "state_dict": RIGHT,
+        "optimizer_states": [adam()],
+        "hyper_parameters": {"class_weights": torch.ones(3)},
+    },
+    "model": {"model": RIGHT, "teacher": OTHER, "optimizer": adam()},
+    "my_backbone": {"my_backbone": RIGHT, "step": 3, "loss": torch.tensor(1.0)},
+    "payload.weights": {"payload": {"weights": RIGHT, "sampler": {"seed": 3}}},
+    "": {**RIGHT, "extra": {"scale": torch.ones(1)}},
+}
+
+
+def holds_right(weights: Any) -> bool:
+    return set(weights.arrays) == set(RIGHT) and all(
+        np.array_equal(weights.arrays[name], tensor.numpy()) for name, tensor in RIGHT.items()
+    )
+
+
+@pytest.mark.parametrize("key", FORMS)
+def test_the_weights_of_a_checkpoint_are_found_and_it_is_said_where(key: str, tmp_path: Path) -> None:
+    torch.save(FORMS[key], tmp_path / "w.pt")
+    found = read(tmp_path / "w.pt")
+    assert holds_right(found)
+    assert (f"`{key}`" if key else "a state dict") in found.description
+
+
+def test_of_two_sets_neither_is_guessed_and_the_key_says_which(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    torch.save({"student": OTHER, "teacher": RIGHT, "optimizer": adam()}, tmp_path / "w.pt")
+    with pytest.raises(CheckpointError) as error:
+        read(tmp_path / "w.pt")
+    assert "several sets of weights: student (2 arrays), teacher (2 arrays)" in str(error.value)
+    assert "model.weights_key=KEY" in str(error.value)
+    assert holds_right(read(tmp_path / "w.pt", key="teacher"))
+    assert main(["weights", "show", str(tmp_path / "w.pt"), "--key", "teacher"]) == 0
+    assert "its `teacher`: 2 arrays" in capsys.readouterr().out
+    assert main(["weights", "show", str(tmp_path / "w.pt"), "--key", "techer"]) == 2
+    assert "no weights under 'techer'; it has: student, teacher" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("ending", [".pt", ".pdparams", ".safetensors"])
+def test_the_key_may_be_the_first_part_of_names(ending: str, tmp_path: Path) -> None:
+    sets = {"student": OTHER, "teacher": RIGHT}
+    write(
+        tmp_path / f"w{ending}", {f"{key}.{name}": a.numpy() for key, each in sets.items() for name, a in each.items()}
+    )
+    found = read(tmp_path / f"w{ending}", key="teacher")
+    assert holds_right(found)
+    assert "the part `teacher`" in found.description
+
+
+def test_a_key_can_name_what_the_rule_would_not_take(tmp_path: Path) -> None:
+    torch.save({"model": OTHER, "ema": {"module": OTHER}, "old": {"net": RIGHT}}, tmp_path / "w.pt")
+    assert holds_right(read(tmp_path / "w.pt", key="old.net"))
+    assert holds_right(read(tmp_path / "w.pt", key="net"))
+
+
+def test_of_an_optimizer_alone_it_is_said_that_there_are_no_weights(tmp_path: Path) -> None:
+    torch.save({"optimizer": adam(), "epoch": 3}, tmp_path / "w.pt")
+    with pytest.raises(CheckpointError, match="no weights in it"):
+        read(tmp_path / "w.pt")
+
+
+def test_dictionaries_inside_of_each_other_without_end_are_looked_at_once(tmp_path: Path) -> None:
+    inner: dict[str, Any] = {"x": {}}
+    for _ in range(200):
+        inner = {f"key{number}": inner for number in range(30)}
+    torch.save({"model": RIGHT, "deep": inner}, tmp_path / "w.pt")
+    assert holds_right(read(tmp_path / "w.pt"))
+
+
+# ------------------------------------------------------------------------------------------------------------ folders
+@pytest.mark.parametrize("name", ["model.safetensors", "pytorch_model.bin"])
+@pytest.mark.parametrize("is_divided", [False, True])
+def test_folders_of_accelerate_and_transformers_are_read_whole(name: str, is_divided: bool, tmp_path: Path) -> None:
+    stem, _, ending = name.rpartition(".")
+    places = {key: f"{stem}-0000{number}-of-00002.{ending}" for number, key in enumerate(RIGHT, start=1)}
+    files = {file: {key: RIGHT[key] for key, place in places.items() if place == file} for file in places.values()}
+    for file, arrays in files.items() if is_divided else [(name, RIGHT)]:
+        write(
+            tmp_path / f"{file}.pt" if ending == "bin" else tmp_path / file,
+            {key: a.numpy() for key, a in arrays.items()},
+        )
+        if ending == "bin":
+            (tmp_path / f"{file}.pt").rename(tmp_path / file)
+    if is_divided:
+        (tmp_path / f"{name}.index.json").write_text(json.dumps({"metadata": {}, "weight_map": places}))
+    (tmp_path / "optimizer.bin").write_bytes(b"not read")
+    assert holds_right(read(tmp_path))
+    if is_divided:
+        (tmp_path / list(files)[1]).unlink()
+        with pytest.raises(CheckpointError, match=f"index.json: names {list(files)[1]}"):
+            read(tmp_path)
+
+
+@pytest.mark.parametrize("place", ["/etc/passwd", "../x.safetensors"])
+def test_an_index_that_names_a_file_elsewhere_is_refused(place: str, tmp_path: Path) -> None:
+    write(tmp_path / "x.safetensors", {"a": np.ones(1)})
+    folder = tmp_path / "w"
+    folder.mkdir()
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": place}}))
+    with pytest.raises(CheckpointError, match="which is not beside it"):
+        read(folder)
