@@ -22,7 +22,7 @@ _INERT = re.compile(
     r"torch\.nn\.modules\.[a-z_]+ [A-Za-z_]\w*"
     r"|torch\.nn\.backends\.thnn _get_thnn_function_backend"  # an attribute of every module before torch 1.4
     r"|torch\.nn\.parameter (Parameter|Buffer)"
-    r"|torch (Size|device|[A-Z][A-Za-z0-9]*Storage|u?int\d+|b?float\d+|double|half|bool|complex\d+|strided|contiguous_format)"
+    r"|torch (Size|Tensor|device|[A-Z][A-Za-z0-9]*Storage|u?int\d+|b?float\d+|double|half|bool|complex\d+|strided|contiguous_format)"
     r"|torch\.storage (Untyped|Typed|_Untyped|_Typed)Storage"
     r"|models\.(yolo|common|experimental) [A-Za-z_]\w*"
     r"|pathlib (Pure)?(Posix|Windows)?Path"
@@ -122,11 +122,22 @@ def _parameter(tensor: object, *_: object) -> Any:
     return tensor
 
 
+def _tensor_with_attributes(function: object, _kind: object, arguments: object, *_: object) -> TorchTensor:
+    """Return a tensor to which attributes were given, such as ZeRO 3's numbers of parameters; these are left out."""
+    if not isinstance(function, Name) or _FUNCTIONS.get((function.module, function.name)) != TorchTensor.of:
+        raise Refused("a tensor that is made by a function which is not torch's own")
+    if not isinstance(arguments, tuple):
+        raise Refused("a tensor without storage")
+    tensor: TorchTensor = TorchTensor.of(*arguments)
+    return tensor
+
+
 _FUNCTIONS: dict[tuple[str, str], Callable[..., Any]] = {
     ("collections", "OrderedDict"): _empty_dict,
     ("collections", "defaultdict"): _empty_dict,
     ("numpy", "dtype"): _dtype,
     ("torch", "Size"): _same,
+    ("torch._tensor", "_rebuild_from_type_v2"): _tensor_with_attributes,
     ("torch._utils", "_rebuild_tensor"): TorchTensor.of,
     ("torch._utils", "_rebuild_tensor_v2"): TorchTensor.of,
     ("torch._utils", "_rebuild_parameter"): _parameter,

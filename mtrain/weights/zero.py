@@ -28,7 +28,8 @@ _MAX_GROUPS = 100_000
 def folder_of(path: Path) -> Path | None:
     """Return the folder of DeepSpeed's checkpoint that ``path`` is, holds or lies in; None if there is none."""
     if path.is_file():
-        return path.parent if path.match(_MODULES) and any(path.parent.glob(_PARTS)) else None
+        is_part = path.match(_PARTS) or (path.match(_MODULES) and any(path.parent.glob(_PARTS)))
+        return path.parent if is_part and any(path.parent.glob(_MODULES)) else None
     if any(path.glob(_MODULES)):
         return path
     latest = path / "latest"
@@ -51,27 +52,26 @@ def read_folder(folder: Path) -> tuple[dict[str, Array], str]:
         leaves = {name: leaf for name, leaf in module.items() if isinstance(leaf, TorchTensor)}
         return _read(leaves, modules), "DeepSpeed, its `module`"
     states = [_mapping(_content(file).get("optimizer_state_dict"), "optimizer_state_dict") for file in parts]
-    stage = states[0].get("zero_stage")
+    is_divided = "fp32_flat_groups" in states[0]
     count = states[0].get("partition_count")
     ranks = max(count) if isinstance(count, list) and count else count
     if len(parts) != ranks:
         raise CheckpointError(
             f"{folder}: files of {len(parts)} ranks ({_PARTS}), written by {ranks}; copy those of all"
         )
-    key = "fp32_flat_groups" if stage == 3 else "single_partition_of_fp32_groups"
+    key = "fp32_flat_groups" if is_divided else "single_partition_of_fp32_groups"
     flat = [_flat(state.get(key)) for state in states]
     shapes = [_mapping(group, "param_shapes") for group in contents[0].get("param_shapes") or ()]
-    arrays = _of_stage_3(flat, shapes) if stage == 3 else _of_groups(flat, shapes)
-    arrays |= _frozen(contents, divided=stage == 3)
-    buffers = contents[0].get("buffer_names") or ()
-    arrays |= {name: _array(module.get(name)) for name in buffers if isinstance(module.get(name), TorchTensor)}
+    arrays = _of_stage_3(flat, shapes) if is_divided else _of_groups(flat, shapes)
+    arrays |= _frozen(contents, divided=is_divided)
+    arrays |= _others(module, arrays)
     shared = contents[0].get("shared_params") or ()
     for alias, name in shared.items() if isinstance(shared, dict) else shared:
         if name in arrays:
             arrays[alias] = arrays[name]
     order = {name: place for place, name in enumerate(module)}
     return dict(sorted(arrays.items(), key=lambda item: order.get(item[0], len(order)))), (
-        f"DeepSpeed, float32 weights of ZeRO {stage} on {ranks} ranks"
+        f"DeepSpeed, float32 weights of ZeRO {'3' if is_divided else '1 or 2'} on {ranks} ranks"
     )
 
 
@@ -159,6 +159,19 @@ def _cut(whole: Array, start: int, size: int, name: str) -> Array:
     if part.size != size:
         raise Refused(f"{name[:80]}: the parts of the ranks end before it does")
     return part
+
+
+def _others(module: Mapping[Any, Any], arrays: Mapping[str, Array]) -> dict[str, Array]:
+    """Return what the module has besides its parameters: buffers, and second names of parameters."""
+    tensors = {name: leaf for name, leaf in module.items() if isinstance(leaf, TorchTensor) and isinstance(name, str)}
+    places = {(id(leaf.storage), leaf.offset, leaf.shape): name for name, leaf in tensors.items() if name in arrays}
+    others = {}
+    for name, leaf in tensors.items():
+        # Under ZeRO 3 a parameter is empty here.
+        if name not in arrays and 0 not in leaf.shape:
+            first = places.get((id(leaf.storage), leaf.offset, leaf.shape))
+            others[name] = _array(leaf) if first is None else arrays[first]
+    return others
 
 
 def _frozen(contents: Sequence[Mapping[Any, Any]], *, divided: bool) -> dict[str, Array]:

@@ -6,11 +6,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from mtrain.core.interfaces import SplitRequest
 from mtrain.errors import DataError
 from mtrain.tasks.datasets import open_data
-from mtrain.tasks.detection.annotations import Annotations
+from mtrain.tasks.detection.annotations import AnnotatedImage, Annotations, assemble
+from mtrain.tasks.detection.check import verify_images
 from mtrain.tasks.detection.readers.coco import Coco, read_content
 from mtrain.tasks.detection.readers.voc import Voc
 from mtrain.tasks.detection.readers.yolo import Yolo, label_file
@@ -313,3 +315,20 @@ def test_difficult_objects_are_trained_on_unless_told_otherwise(voc: Path) -> No
     )
     assert len(usual.targets[0]) == len(strict.targets[0]) + 1
     assert strict.crowd.sum() == 1
+
+
+def test_exchanged_sides_are_a_matter_of_exif_only_where_the_image_is_turned_by_it(tmp_path: Path) -> None:
+    pixels = Image.fromarray(np.zeros((20, 60, 3), np.uint8))
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    pixels.save(tmp_path / "plain.jpg")
+    pixels.save(tmp_path / "turned.jpg", exif=exif)
+    boxes = np.zeros((0, 4))
+    for name, size_wh, says in (
+        ("plain", (20, 60), "60 x 20 as displayed (width and height are exchanged there)"),
+        ("turned", (60, 20), "20 x 60 as displayed (turned by its EXIF orientation)"),
+    ):
+        image = AnnotatedImage.of(tmp_path / f"{name}.jpg", name, boxes, [], size_wh=size_wh)
+        with pytest.raises(DataError) as error:
+            verify_images(assemble([image], class_names=["a"], category_ids=[1]))
+        assert says in str(error.value)

@@ -1,6 +1,8 @@
 """The weights in checkpoints of any program are found by rule: which set is meant, and of folders all their files."""
 
 import json
+import shutil
+import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -142,3 +144,104 @@ def test_an_index_that_names_a_file_elsewhere_is_refused(place: str, tmp_path: P
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": place}}))
     with pytest.raises(CheckpointError, match="which is not beside it"):
         read(folder)
+
+
+# ---------------------------------------------------------------------------------------------------------- DeepSpeed
+@pytest.fixture(scope="module")
+def zero(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What DeepSpeed 0.19.8 saved on two ranks under each stage, beside the weights that its `zero_to_fp32.py` makes of it."""
+    folder = tmp_path_factory.mktemp("zero")
+    with tarfile.open(STORED) as archive:
+        archive.extractall(folder, filter="data")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("s0", "its `module`"),
+        ("s1", "ZeRO 1 or 2 on 2 ranks"),
+        ("s2bf", "ZeRO 1 or 2 on 2"),
+        ("s3", "ZeRO 3 on 2 ranks"),
+    ],
+)
+def test_folders_of_deepspeed_are_the_float32_weights_that_its_own_program_makes(
+    name: str, says: str, zero: Path
+) -> None:
+    expected = dict(np.load(zero / f"{name}.npz"))
+    inside = next((zero / name).glob("global_step*"))
+    files = [*inside.glob("zero_pp_rank_*"), inside / "mp_rank_00_model_states.pt"]
+    for path in (zero / name, inside, *(file for file in files if file.is_file())):
+        found = read(path)
+        assert says in found.description
+        assert set(found.arrays) - set(expected) <= {"tied.weight", "tied.bias", "frozen.weight"}
+        for key, array in expected.items():
+            assert found.arrays[key].dtype == np.float32
+            np.testing.assert_array_equal(found.arrays[key], array)
+
+
+@pytest.mark.parametrize("name", ["s1", "s2bf", "s3"])
+def test_a_frozen_parameter_a_buffer_and_a_tied_one_are_among_them(name: str, zero: Path) -> None:
+    arrays = read(zero / name).arrays
+    assert {"frozen.weight", "count"} <= set(arrays)
+    # DeepSpeed 0.19.8 notes no second name of a parameter, which under ZeRO 3 is lost.
+    assert ("tied.weight" in arrays) == (name != "s3")
+    if name != "s3":
+        np.testing.assert_array_equal(arrays["tied.weight"], arrays["b.weight"])
+    np.testing.assert_array_equal(arrays["count"], [0, 1, 2, 3])
+
+
+@pytest.mark.parametrize("name", ["s1", "s3"])
+def test_a_folder_that_lacks_the_file_of_a_rank_is_refused(name: str, zero: Path, tmp_path: Path) -> None:
+    shutil.copytree(zero / name, tmp_path / "w")
+    next((tmp_path / "w").glob("*/*rank_1_mp_rank_00_optim_states.pt")).unlink()
+    with pytest.raises(CheckpointError, match=r"files of 1 ranks .*, written by 2; copy those of all"):
+        read(tmp_path / "w")
+
+
+def test_a_job_that_divided_layers_among_ranks_is_refused(zero: Path, tmp_path: Path) -> None:
+    shutil.copytree(zero / "s1", tmp_path / "w")
+    inside = next((tmp_path / "w").glob("global_step*"))
+    shutil.copy(inside / "mp_rank_00_model_states.pt", inside / "mp_rank_01_model_states.pt")
+    with pytest.raises(CheckpointError, match=r"mp_rank_01_model_states\.pt: of a job that divided layers"):
+        read(tmp_path / "w")
+
+
+@pytest.mark.parametrize("tag", ["../elsewhere", "/etc", "", "global_step7"])
+def test_a_tag_that_is_no_folder_inside_is_not_followed(tag: str, zero: Path, tmp_path: Path) -> None:
+    shutil.copytree(zero / "s1" / "global_step2", tmp_path / "elsewhere")
+    (tmp_path / "w").mkdir()
+    (tmp_path / "w" / "latest").write_text(tag)
+    with pytest.raises(CheckpointError, match="neither a checkpoint nor a run folder"):
+        read(tmp_path / "w")
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "says"),
+    [
+        ("param_shapes", [{"a.weight": torch.Size([700, 500])}], "end before it does"),
+        ("param_shapes", [{"a.weight": "wide"}], "a shape that is no list"),
+        ("param_shapes", [{}, {}, {"a.weight": torch.Size([1])}], "fewer groups"),
+        ("module", [3], "module that is no dictionary"),
+    ],
+)
+def test_parts_that_do_not_make_up_the_weights_are_refused(
+    field: str, value: Any, says: str, zero: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(zero / "s1", tmp_path / "w")
+    file = next((tmp_path / "w").glob("*/mp_rank_00_model_states.pt"))
+    content = torch.load(file, weights_only=False)  # written by this project
+    torch.save({**{key: content[key] for key in ("module", "buffer_names", "shared_params")}, field: value}, file)
+    with pytest.raises(CheckpointError, match=says):
+        read(tmp_path / "w")
+
+
+def test_a_file_of_a_rank_that_names_something_else_is_not_executed(zero: Path, tmp_path: Path) -> None:
+    class Hostile:
+        def __reduce__(self) -> tuple[Any, ...]:
+            return (print, ("executed",))
+
+    shutil.copytree(zero / "s1", tmp_path / "w")
+    torch.save({"optimizer_state_dict": Hostile()}, next((tmp_path / "w").glob("*/zero_pp_rank_1*")))
+    with pytest.raises(CheckpointError, match=r"nothing of it was executed: the name __builtin__\.print"):
+        read(tmp_path / "w")

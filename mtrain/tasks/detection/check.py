@@ -4,7 +4,7 @@ import os
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from mtrain.data.images.header import probe
+from mtrain.data.images.header import probe, read_image, stored_size
 from mtrain.data.reading import listed
 from mtrain.errors import DataError
 from mtrain.tasks.detection.annotations import Annotations, Sample
@@ -47,7 +47,12 @@ def _fault(sample: Sample) -> str:
         return str(error)
     if (width, height) == (sample.width, sample.height):
         return ""
-    orientation_hint = " (turned by its EXIF orientation)" if (height, width) == (sample.width, sample.height) else ""
+    orientation_hint = ""
+    if (height, width) == (sample.width, sample.height):
+        is_turned = stored_size(read_image(sample.path)) != (width, height)
+        orientation_hint = (
+            " (turned by its EXIF orientation)" if is_turned else " (width and height are exchanged there)"
+        )
     return (
         f"{sample.path}: {width} x {height} as displayed{orientation_hint}, the annotations say {sample.width} x "
         f"{sample.height}"

@@ -44,7 +44,7 @@ def read_voc_xml(file: Path, faults: list[str]) -> VocImage | None:
     file_faults: list[str] = []
     image = None
     try:
-        image = _image(_root(file), file_faults)
+        image = _image(parse_xml(file), file_faults)
     except OSError as error:
         file_faults.append(f" {error.strerror}")
     except etree.XMLSyntaxError as error:
@@ -59,14 +59,14 @@ def voc_class_names(file: Path) -> set[str]:
     """Return the names of the objects in ``file``; in a damaged file, those before the damage."""
     names: set[str] = set()
     try:
-        for item in _root(file, recover=True).iter("object"):
+        for item in parse_xml(file, recover=True).iter("object"):
             names.add(_text(item.find("name")))
     except (OSError, ValueError, etree.XMLSyntaxError):
         pass  # reading the image reports the error
     return names - {""}
 
 
-def _root(file: Path, *, recover: bool = False) -> etree._Element:
+def parse_xml(file: Path, *, recover: bool = False, limit: int = MAX_BYTES) -> etree._Element:
     """Return the document's root element.
 
     Raises:
@@ -74,7 +74,7 @@ def _root(file: Path, *, recover: bool = False) -> etree._Element:
         etree.XMLSyntaxError: it is not well-formed XML.
         ValueError: it is empty or has a document type.
     """
-    content = read_bytes(file, limit=MAX_BYTES)
+    content = read_bytes(file, limit=limit)
     if not content.strip():
         raise ValueError("empty file")
     # Entities are never resolved and nothing is loaded over the network. Together with the refusal of a document
