@@ -7,6 +7,7 @@ import resource
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3
 """M_TRIM_THRESHOLD, M_TOP_PAD and M_MMAP_THRESHOLD of glibc's malloc.h."""
@@ -16,6 +17,9 @@ _RETURNED, _RETURNED_WHILE_BUILT = 1 << 20, 128 << 10
 """Sizes from which freed blocks are returned, in bytes: while a job runs, and while a model is built."""
 _SET_BY_CALLER = re.compile(r"^MALLOC_(MMAP_THRESHOLD|TRIM_THRESHOLD|TOP_PAD|MMAP_MAX)_$")
 _TUNED_BY_CALLER = re.compile(r"glibc\.malloc\.(mmap_threshold|trim_threshold|top_pad|mmap_max)=")
+
+_UNCOUNTED = 4 << 20
+"""Pages that a kernel of many processors may not have counted yet, in bytes."""
 
 
 def keep_memory() -> None:
@@ -66,13 +70,20 @@ def _limit(*, mmap: int, trim: int, pad: int) -> None:
 
 
 def peak_resident_bytes() -> int:
-    """Return the largest size of the resident set that this process has had so far.
+    """Return the largest size of the resident set that this process has had so far."""
+    unit = 1 if sys.platform == "darwin" else 1024
+    seen = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+    peak = _peak_since(seen)
+    # Linux's ``ru_maxrss`` is not below the size of the process that has started this one, so it tells that the peak has not moved only
+    # where it is that peak, but for pages that the kernel has not counted yet.
+    return peak if abs(seen - peak) <= _UNCOUNTED else _peak_since.__wrapped__(seen)
 
-    Linux's ``ru_maxrss`` is not below the size of the process that has started this one.
-    """
+
+@lru_cache(maxsize=1)
+def _peak_since(seen: int) -> int:
+    """Read the peak from the kernel, anew whenever ``seen`` has moved: a record asks for it, and to open a file takes longest there."""
     try:
-        with open("/proc/self/status", encoding="ascii", errors="replace") as file:
-            return next(int(line.split()[1]) for line in file if line.startswith("VmHWM:")) * 1024
-    except (OSError, StopIteration):
-        unit = 1 if sys.platform == "darwin" else 1024
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+        with open("/proc/self/status", "rb", buffering=0) as file:
+            return int(file.read().partition(b"VmHWM:")[2].split(maxsplit=1)[0]) * 1024
+    except (OSError, IndexError):
+        return seen

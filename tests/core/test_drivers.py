@@ -253,6 +253,13 @@ def test_both_drivers_learn_and_record_the_same() -> None:
     assert benches[0].saves == benches[1].saves == [(10, "due")]
 
 
+def test_one_rank_has_nobody_to_agree_with() -> None:
+    bench = Bench("script")
+    bench.run()
+    assert bench.collective.lengths == []
+    assert len(bench.records) == 10
+
+
 @pytest.mark.parametrize("driver", DRIVERS)
 def test_three_shards_on_two_ranks_train_as_on_one_and_on_three(driver: str) -> None:
     one, three = Bench(driver, shards=3), on_ranks(3, driver)

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import mtrain
 from mtrain.backends._torch.engine import of_one_rank
 from mtrain.core.interfaces import Progress, Rates, Recipe
 from mtrain.core.samples.feed import LoaderFeed
@@ -21,6 +22,8 @@ from mtrain.rank.script import gradients
 from mtrain.rank.script.loop import ScriptLoop
 from mtrain.rank.script.states import TRANSITIONS
 from mtrain.rank.script.updater import Updater
+from tests.ports import held_port
+from tests.script.in_process import rank_of
 
 Call = tuple[int, str]
 """Number of the model, and what is called for it."""
@@ -201,6 +204,20 @@ CASES = {
     "two models, two updates": ({"models": 2}, ("update", "backward", "step"), 2, 2),
     "two models, two micro batches": ({"models": 2, "accumulate": 2}, ("update", "backward", "step"), 2, 2),
 }  # fmt: skip
+
+
+def test_an_exchange_is_not_left_out_by_hand(tmp_path, monkeypatch) -> None:
+    place = {"RANK": 0, "WORLD_SIZE": 1, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1, "MASTER_PORT": held_port()}
+    for name, value in {**place, "MASTER_ADDR": "127.0.0.1"}.items():
+        monkeypatch.setenv(name, str(value))
+    x = torch.ones(4, 2, dtype=torch.float64)
+    with rank_of(tmp_path / "run", "backend.name=ddp", "train.accumulate=2"), mtrain.session() as session:
+        model, optimizer = session.prepare(lambda: networks(1)[0], optimizer=mtrain.SGD(learning_rate=0.1))
+        for number, rows in enumerate(session.batches(list(x), global_batch=2, updates=1)):
+            with pytest.raises(ScriptError, match=r"session.prepare\(accumulate=N\)"), model.no_sync():
+                pass
+            optimizer.update(model(rows).sum())
+            assert number < 2
 
 
 def test_a_skip_in_mid_update_is_no_decision_about_another_micro_batch() -> None:

@@ -3,10 +3,13 @@
 import os
 import subprocess
 import sys
+from functools import lru_cache
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from mtrain.system import memory
 from mtrain.system.memory import peak_resident_bytes
 from tests.peak_memory import peak_bytes
 
@@ -67,3 +70,21 @@ def test_the_peak_of_a_process_is_its_own_and_not_that_of_its_parent() -> None:
 def test_the_peak_is_what_the_kernel_says_in_bytes() -> None:
     before = peak_bytes()
     assert before <= peak_resident_bytes() <= peak_bytes()
+
+
+def test_a_peak_is_read_again_only_where_it_may_have_moved(monkeypatch):
+    seen, told = [1000 << 10], [1000 << 10]
+    usage = lambda who: SimpleNamespace(ru_maxrss=seen[0] >> 10)  # noqa: E731
+    monkeypatch.setattr(memory.resource, "getrusage", usage)
+    reads = []
+    monkeypatch.setattr(memory, "_peak_since", lru_cache(maxsize=1)(lambda usage: reads.append(usage) or told[0]))
+    assert [memory.peak_resident_bytes() for _ in range(3)] == [1000 << 10] * 3
+    assert len(reads) == 1
+    seen[0] = told[0] = 9000 << 10
+    assert memory.peak_resident_bytes() == 9000 << 10
+    seen[0] = 90 << 20  # that of the process which has started this one
+    reads.clear()
+    told[0] = 10 << 20
+    memory.peak_resident_bytes()
+    told[0] = 11 << 20
+    assert memory.peak_resident_bytes() == 11 << 20

@@ -2,7 +2,7 @@
 
 import weakref
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NoReturn, Protocol
 
 import torch
 from torch import nn
@@ -16,6 +16,7 @@ from mtrain.backends.waiting import Waits
 from mtrain.core.interfaces import Recipe
 from mtrain.core.overriding import override
 from mtrain.core.update.order import Exchange
+from mtrain.errors import ScriptError
 
 
 class DeterministicBucketsDDP(LightDDP):
@@ -48,6 +49,18 @@ class DeterministicBucketsDDP(LightDDP):
                 f"{name}: with ddp, the model is your {type(module).__name__} inside a DistributedDataParallel, which has the "
                 f"parameters and is called like it; its own methods and attributes are those of model.module: model.module.{name}"
             ) from None
+
+    @override
+    def no_sync(self) -> NoReturn:
+        raise ScriptError(
+            "model.no_sync(): leave it out; session.prepare(accumulate=N) exchanges gradients once per update of N micro batches, and "
+            "without that exchange the ranks would train different weights"
+        )
+
+    def without_exchange(self) -> AbstractContextManager[None]:
+        """Return a context for a micro batch that is not the last one of its update."""
+        context: AbstractContextManager[None] = super().no_sync()
+        return context
 
     @override
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
@@ -143,7 +156,7 @@ class _Exchange:
 
     def during(self, *, last: bool) -> AbstractContextManager[object]:
         """Suppress DDP's exchange before the last micro batch."""
-        return nullcontext() if last else self._wrapped.no_sync()
+        return nullcontext() if last else self._wrapped.without_exchange()
 
     def finish(self) -> None:
         """Add up waiting time where it is measured; the exchange itself ended with the last backward pass."""

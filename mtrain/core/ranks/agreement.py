@@ -41,7 +41,17 @@ class RankPlace:
 
     def checksum(self) -> bytes:
         """Return four bytes that are equal at equal places."""
-        return zlib.crc32(repr(self).encode()).to_bytes(4, "big")
+        own = (
+            self.update,
+            self.leaves,
+            self.order,
+            self.names,
+            self.models,
+            self.skips,
+            self.learning_rates,
+            self.momenta,
+        )
+        return zlib.crc32(repr(own).encode()).to_bytes(4, "big")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -151,6 +161,8 @@ class Agreement:
         Raises:
             RanksDisagree: The ranks are at different places.
         """
+        if self._collective.size == 1 and self._waits is None:
+            return requests, list(metrics)
         is_known = place.names == self._names
         length = len(self._names) + 1 if metrics and self._names is not None else 0
         tail = metrics if is_known else [0.0] * length

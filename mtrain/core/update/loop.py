@@ -119,6 +119,8 @@ class Loop(Iterator[MicroBatch]):
         """Whether the job can be resumed at ``settle`` alone: checkpoints, and requests to end, wait for it."""
         self._held = NO_REQUESTS
         self._agreement = Agreement(job.session.collective, hooks.waits)
+        # Once: a session makes its capabilities anew whenever it is asked.
+        self._seed_generators = None if job.seed is None else job.session.capabilities.seed
         self._measures = Measures(summed=job.sums_metrics)
         self._started: _StartedUpdate | None = None
         self._unread: _StartedUpdate | None = None
@@ -243,8 +245,8 @@ class Loop(Iterator[MicroBatch]):
             moves_buffers=shares.moves_buffers(number),
         )
         # After the batch has come: reading samples in this process may have drawn from the generators.
-        if self.job.seed is not None:
-            self.job.session.capabilities.seed(shard_seed(self.job.seed, micro.shard, self.progress.update))
+        if self.job.seed is not None and self._seed_generators is not None:
+            self._seed_generators(shard_seed(self.job.seed, micro.shard, self.progress.update))
         for stepper in self.job.steppers:
             stepper.begin(micro)
         return micro
