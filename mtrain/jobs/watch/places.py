@@ -1,5 +1,6 @@
 """The place of a rank in its code, in words: whether it waits for the others, and in which line of whose program."""
 
+import itertools
 import linecache
 import os
 import re
@@ -12,7 +13,8 @@ from mtrain.spec.files import open_file
 from mtrain.system import stacks
 from mtrain.system.stacks import Frame, Stack
 
-Kind = Literal["waits", "lock", "person", "children", "runs", "unknown"]
+Kind = Literal["waits", "backward", "lock", "person", "children", "runs", "unknown"]
+"""``backward``: computes gradients, or waits where they are exchanged; the former takes processor time."""
 MAX_CHILDREN = 16
 """Most children of a rank that are asked where they are."""
 LOG_BYTES = 256 << 10
@@ -35,13 +37,14 @@ _CHILDREN = re.compile(
     r"/(?:torch|paddle)/.*/dataloader\w*\.py$|/(?:threading|queue)\.py$"
 )
 """Files in which a rank waits for its children, as for processes that load data."""
+_LOADERS = re.compile(r"/loader/\w+\.py$|/dataloader\w*\.py$")
 _PURPOSES = (
     ("core/update/order.py", "the gradients"),
     ("core/ranks/agreement.py", "what ranks agree on after an update"),
     ("core/ranks/straggler.py", "the times of the ranks"),
     ("core/checkpoint/", "a checkpoint"),
     ("rank/spec/evaluat", "an evaluation"),
-    ("core/update/trainer.py", "an evaluation"),
+    ("core/evaluate.py", "an evaluation"),
 )
 """How the names of mtrain's files end or begin -> what is sent there."""
 
@@ -80,13 +83,22 @@ def place_of(stack: Stack, *, idle: bool) -> Place:
         return Place(kind="lock", where=where)
     if any(_PEOPLE.search(frame.file) for frame in frames[:8]):
         return Place(kind="person", what="a debugger", where=where)
-    if idle and any(top.file.endswith(file) and top.function == function for file, function in _BACKWARD):
-        return Place(kind="waits", what="the exchange of the gradients", where=where if own else "")
-    if _COLLECTIVES.search(top.file):
+    if any(top.file.endswith(file) and top.function == function for file, function in _BACKWARD):
+        kind: Kind = "waits" if idle else "backward"
+        return Place(kind=kind, what="the exchange of the gradients", where=where if own else "")
+    if _is_collective(frames, own):
         return Place(kind="waits", what=_call(frames), where=where if own else "")
     if idle and _CHILDREN.search(top.file):
         return Place(kind="children", what=top.function, where=where)
     return Place(kind="runs", where=where)
+
+
+def _is_collective(frames: Sequence[Frame], own: Frame | None) -> bool:
+    """Return whether the innermost call is a collective one, or Python's waiting for a message of one."""
+    inside = list(itertools.takewhile(lambda frame: _CHILDREN.search(frame.file), frames))
+    if len(inside) == len(frames) or frames[len(inside)] is own or any(_LOADERS.search(each.file) for each in inside):
+        return False
+    return _COLLECTIVES.search(frames[len(inside)].file) is not None
 
 
 def _call(frames: Sequence[Frame]) -> str:
@@ -97,7 +109,8 @@ def _call(frames: Sequence[Frame]) -> str:
     for frame in frames:
         for part, purpose in _PURPOSES:
             if f"/mtrain/{part}" in frame.file:
-                return f"{name} of {purpose}"
+                # Weights that are split are gathered in the same update.
+                return f"{name} of {'the weights' if (name, purpose) == ('all_gather', 'the gradients') else purpose}"
     return name if named else inside[0].function
 
 

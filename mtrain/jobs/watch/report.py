@@ -84,7 +84,7 @@ def find_suspects(ranks: Mapping[int, Seen]) -> list[int]:
     tests: Sequence[Callable[[Seen], bool]] = (
         lambda seen: seen.look.stopped > 0,
         lambda seen: seen.look.rank != STARTER and (seen.look.state in ("", "D") or seen.look.traced),
-        lambda seen: seen.place is not None and seen.place.kind in ("runs", "person", "children"),
+        lambda seen: _kind(seen) in ("runs", "person", "children"),
     )
     for is_suspect in tests:
         found = [rank for rank, seen in sorted(ranks.items()) if is_suspect(seen)]
@@ -94,9 +94,7 @@ def find_suspects(ranks: Mapping[int, Seen]) -> list[int]:
 
 
 def _no_suspect(waiting: Mapping[int, Seen]) -> str:
-    places = {
-        (seen.place.what, seen.place.where) for seen in waiting.values() if seen.place and seen.place.kind == "waits"
-    }
+    places = {(seen.place.what, seen.place.where) for seen in waiting.values() if seen.place and _kind(seen) == "waits"}
     if len(places) > 1:
         return ": they wait in different calls, or lines, for each other"
     return "; which of them is the cause cannot be seen from outside" if len(waiting) > 1 else ""
@@ -136,20 +134,27 @@ def _do(seen: Seen, *, them: int) -> str:
         return f"is held by a debugger{at}"
     if look.state == "D":
         return f"waits in the kernel for a disk or a device{at}"
-    if place.kind == "waits":
+    kind = _kind(seen) or place.kind
+    if kind == "waits":
         return f"waits{['', ' for it', ' for them'][min(them, 2)]} in {place.what}{at}"
-    return _do_at(look, place, at)
+    return _do_at(look, place, kind, at)
 
 
-def _do_at(look: RankLook, place: Place, at: str) -> str:
-    if place.kind == "lock":
+def _kind(seen: Seen) -> str:
+    """Return what a rank does; one that was asked in its backward pass before it was known to be idle waits there."""
+    kind = "" if seen.place is None else seen.place.kind
+    return ("waits" if seen.look.idle else "runs") if kind == "backward" else kind
+
+
+def _do_at(look: RankLook, place: Place, kind: str, at: str) -> str:
+    if kind == "lock":
         return f"waits in a lock of a build{at}"
-    if place.kind == "person":
+    if kind == "person":
         return f"seems to be in {place.what}{at}, for which a person must answer"
-    if place.kind == "children":
+    if kind == "children":
         below = ", ".join(f"process {pid} is at {where}" for pid, where in place.children) or "it has none"
         return f"waits in {place.what}{at} for its children ({below})"
-    if place.kind == "runs":
+    if kind == "runs":
         return f"{'does nothing' if look.idle else 'computes'}{at}"
     return f"cannot be asked where it is ({place.why})"
 

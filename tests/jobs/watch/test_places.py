@@ -59,7 +59,32 @@ def test_a_users_folder_that_is_named_as_a_library_is_the_users():
 
 
 def test_a_rank_that_computes_in_backward_does_not_wait():
-    assert place_of(stack(BACKWARD, OWN), idle=False).kind == "runs"
+    assert place_of(stack(BACKWARD, OWN), idle=False).kind == "backward"
+
+
+SELECT = Frame("/usr/lib/python3.11/selectors.py", 415, "select")
+POLL = Frame("/usr/lib/python3.11/multiprocessing/connection.py", 257, "poll")
+
+
+def test_who_waits_for_a_message_of_another_rank_waits_for_no_child():
+    collective = Frame(f"{MTRAIN}/backends/_paddle/channel.py", 158, "receive")
+    gathering = Frame(f"{MTRAIN}/backends/_paddle/collective.py", 40, "all_gather")
+    agreeing = Frame(f"{MTRAIN}/core/ranks/agreement.py", 9, "agree")
+    place = place_of(stack(SELECT, POLL, collective, gathering, agreeing), idle=True)
+    assert (place.kind, place.what) == ("waits", "all_gather of what ranks agree on after an update")
+    loading = Frame(f"{SITE}/torch/utils/data/dataloader.py", 1200, "_try_get_data")
+    assert place_of(stack(SELECT, POLL, loading, OWN), idle=True).kind == "children"
+    pool = Frame(f"{MTRAIN}/data/loader/pool.py", 12, "take")
+    assert place_of(stack(SELECT, POLL, pool, collective), idle=True).kind == "children"
+
+
+def test_weights_that_are_gathered_for_an_update_are_no_gradients():
+    order = Frame(f"{MTRAIN}/core/update/order.py", 7, "_update")
+    assert place_of(stack(torch_call("all_gather_single"), order), idle=True).what == "all_gather of the weights"
+    trainer = Frame(f"{MTRAIN}/core/update/trainer.py", 7, "train")
+    assert place_of(stack(torch_call("all_gather_single"), trainer), idle=True).what == "all_gather"
+    evaluating = Frame(f"{MTRAIN}/core/evaluate.py", 7, "evaluate")
+    assert place_of(stack(torch_call("barrier"), evaluating, trainer), idle=True).what == "barrier of an evaluation"
 
 
 @pytest.mark.parametrize(

@@ -54,6 +54,17 @@ def test_the_rank_that_does_not_wait_is_the_one_that_is_waited_for():
     assert (said.suspects, said.may_end) == ((1,), True)
 
 
+def test_a_rank_that_was_asked_in_its_backward_pass_waits_there_once_it_is_idle():
+    backward = Place(kind="backward", what="the exchange of the gradients", where="train.py:41")
+    stuck = Place(kind="runs", where="train.py:12")
+    said = report("still", seen(0, backward), seen(1, stuck), seen(2, backward), since=8.0)
+    assert said.suspects == (1,)
+    assert "ranks 0 and 2 wait for it in the exchange of the gradients at train.py:41" in said.text
+    said = report("slow", seen(0, backward, idle=False), seen(1), since=8.0)
+    assert said.suspects == (0,)
+    assert "rank 0 computes at train.py:41" in said.text
+
+
 def test_a_mismatch_shows_both_calls_and_blames_nobody():
     said = report("still", seen(0, BARRIER), seen(1), seen(2), since=8.0)
     assert said.text == (
