@@ -133,7 +133,7 @@ def measure(cell: Cell) -> Found:
         environ = {**os.environ, "PYTHONPATH": f"{HERE}", "HANG_ORDER": str(order), "OMP_NUM_THREADS": "1"}
         environ |= {
             "DS_ACCELERATOR": "cpu",
-            "TORCH_EXTENSIONS_DIR": str(HERE.parent / "torch_extensions"),
+            "TORCH_EXTENSIONS_DIR": os.environ.get("TORCH_EXTENSIONS_DIR", str(folder / "extensions")),
             "NO_COLOR": "1",
         }
         if cell.hang == "lock":
