@@ -38,6 +38,8 @@ _CHILDREN = re.compile(
 )
 """Files in which a rank waits for its children, as for processes that load data."""
 _LOADERS = re.compile(r"/loader/\w+\.py$|/dataloader\w*\.py$")
+_SPLIT = re.compile(r"/fsdp/|/deepspeed/runtime/zero/")
+"""Files of libraries that split weights over the ranks."""
 _PURPOSES = (
     ("core/update/order.py", "the gradients"),
     ("core/ranks/agreement.py", "what ranks agree on after an update"),
@@ -109,8 +111,9 @@ def _call(frames: Sequence[Frame]) -> str:
     for frame in frames:
         for part, purpose in _PURPOSES:
             if f"/mtrain/{part}" in frame.file:
-                # Weights that are split are gathered in the same update.
-                return f"{name} of {'the weights' if (name, purpose) == ('all_gather', 'the gradients') else purpose}"
+                # Weights that are split are gathered in the same update as gradients are exchanged.
+                gathers = name == "all_gather" and any(_SPLIT.search(each.file) for each in frames)
+                return f"{name} of {'the weights' if gathers else purpose}"
     return name if named else inside[0].function
 
 

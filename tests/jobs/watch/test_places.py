@@ -80,7 +80,11 @@ def test_who_waits_for_a_message_of_another_rank_waits_for_no_child():
 
 def test_weights_that_are_gathered_for_an_update_are_no_gradients():
     order = Frame(f"{MTRAIN}/core/update/order.py", 7, "_update")
-    assert place_of(stack(torch_call("all_gather_single"), order), idle=True).what == "all_gather of the weights"
+    unshard = Frame(f"{SITE}/torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py", 300, "unshard")
+    assert (
+        place_of(stack(torch_call("all_gather_single"), unshard, order), idle=True).what == "all_gather of the weights"
+    )
+    assert place_of(stack(torch_call("all_gather_single"), order), idle=True).what == "all_gather of the gradients"
     trainer = Frame(f"{MTRAIN}/core/update/trainer.py", 7, "train")
     assert place_of(stack(torch_call("all_gather_single"), trainer), idle=True).what == "all_gather"
     evaluating = Frame(f"{MTRAIN}/core/evaluate.py", 7, "evaluate")
