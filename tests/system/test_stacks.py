@@ -4,6 +4,7 @@ import fcntl
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -211,6 +212,13 @@ def test_whoever_asks_while_another_does_is_told_so(fork: Fork, monkeypatch: pyt
         assert rank == 0
         assert ask(pid).why.startswith("another process is asking it")
     assert ask(pid).how == "faulthandler"
+
+
+def test_one_that_does_not_answer_holds_up_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    barrier = threading.Barrier(3)
+    monkeypatch.setattr(stacks, "_ask", lambda pid: barrier.wait(timeout=60) * 0 or Stack("none", why=str(pid)))
+    assert {pid: stack.why for pid, stack in stacks.ask([7, 8, 9]).items()} == {7: "7", 8: "8", 9: "9"}
+    assert stacks.ask([]) == {}
 
 
 def test_an_ended_process_has_no_stack(fork: Fork) -> None:
