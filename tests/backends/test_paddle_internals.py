@@ -11,14 +11,14 @@ import psutil
 import pytest
 
 from mtrain.backends._paddle import internals, paddle
-from mtrain.backends._paddle.paddle2_compatibility import NEEDED
 from tests.backends.internals import Library
 from tests.backends.processes import python
 
 PADDLE = Library("paddlepaddle", internals)
 """Paddle, as the distribution for the CPU."""
-SWITCHES = [] if NEEDED and not paddle.is_compiled_with_cuda() else ["set_cublas_switch", "set_cudnn_switch"]
-"""Names in ``paddle.base.core`` that Paddle 2.6 for the CPU does not have, where nothing uses them."""
+LACKS_SWITCHES = not paddle.is_compiled_with_cuda() and paddle.__version__ < "3.3"
+SWITCHES = [] if LACKS_SWITCHES else ["set_cublas_switch", "set_cudnn_switch"]
+"""Names in ``paddle.base.core`` that Paddle up to 3.2 for the CPU does not have, where nothing uses them."""
 
 
 @pytest.mark.parametrize(

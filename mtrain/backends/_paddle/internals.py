@@ -20,7 +20,7 @@ from paddle import Tensor
 from paddle import distributed as dist
 from paddle.nn import Layer
 
-TESTED = ("2.6.2", "3.3.1")
+TESTED = ("2.6.2", "3.0.0", "3.3.1")
 """Versions of Paddle with which these internals were tested; see docs/versions.md."""
 _KERNELS: Any = paddle._C_ops
 _NO_MASTER_WEIGHTS, _NOT_MULTI_PRECISION, _NO_RESCALING = None, False, 1.0
@@ -145,7 +145,7 @@ def download(vector: Tensor) -> Callable[[], Any]:
 # -------------------------------------------------------------------------------------------------- devices and layers
 def use_tf32(allowed: bool) -> None:  # noqa: FBT001 - the only argument
     """Allow or forbid TensorFloat-32 in products and convolutions on CUDA."""
-    # These switches of cuBLAS and cuDNN have no public name. Paddle 2.6 for the CPU lacks them.
+    # These switches of cuBLAS and cuDNN have no public name. Up to 3.2, Paddle for the CPU lacks them.
     paddle.base.core.set_cublas_switch(allowed)
     paddle.base.core.set_cudnn_switch(allowed)
 
