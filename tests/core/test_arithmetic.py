@@ -93,8 +93,8 @@ def halves(*, size: int, rank: int = 0, reduce: Reduce = reduce_rightly) -> None
         return reduce(op, parts).astype(np.float16)
 
     check_halves(
-        SimpleNamespace(rank=rank, size=size, all_reduce=all_reduce),  # type: ignore[arg-type]
-        lambda number: np.full(2, number, np.float16),  # type: ignore[arg-type,return-value]
+        SimpleNamespace(rank=rank, size=size, all_reduce=all_reduce),
+        lambda number: np.full(2, number, np.float16),
         np.asarray,
         name="halved",
         dtype="float16",

@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import onnx
@@ -15,12 +16,13 @@ from torch import nn
 from mtrain.commands import main
 from mtrain.core.checkpoint.format import Saved, write
 from mtrain.core.interfaces import Progress, State
+from mtrain.errors import SpecError
 from mtrain.spec import config
 from mtrain_deploy.exported.model import ExportedModel
 from mtrain_deploy.exporting.onnx_file import finish
 from mtrain_deploy.exporting.own_model import example_inputs
 from mtrain_deploy.exporting.request import ExportRequest
-from mtrain_deploy.exporting.torch_program import _forget_source
+from mtrain_deploy.exporting.torch_program import _forget_source, _write_onnx
 
 CODE = """
 import numpy as np
@@ -241,3 +243,17 @@ def test_without_the_spec_that_names_the_code_nothing_is_built(folder, capsys):
     message = capsys.readouterr().err
     assert "-c" in message
     assert "mtrain weights export runs/own --to own.pt" in message
+
+
+def test_a_torch_that_cannot_write_a_network_as_onnx_is_one_error(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def export(*_: Any, **__: Any) -> None:
+        raise torch.onnx.OnnxExporterError("Failed to convert the exported program to an ONNX model. This is step 3/3.")
+
+    monkeypatch.setattr(torch.onnx, "export", export)
+    program: Any = SimpleNamespace(inputs=[], opset=None, path=tmp_path / "x.onnx")
+    with pytest.raises(
+        SpecError, match=r"torch 2\.\d+.* cannot write .* \(Failed to convert .* ONNX model\); use a newer torch"
+    ):
+        _write_onnx(None, program, names=[])

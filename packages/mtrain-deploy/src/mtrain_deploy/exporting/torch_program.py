@@ -150,13 +150,19 @@ def _write_onnx(exported: Any, program: Program, *, names: Sequence[str]) -> Non
             f"--format onnx needs onnx and onnxscript; install them with: {remedies.install('mtrain-deploy', python=sys.executable)}"
         ) from None
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)
-    graph = torch.onnx.export(
-        exported,
-        dynamo=True,
-        input_names=[given.name or given.key for given in program.inputs],
-        output_names=list(names),
-        opset_version=program.opset,
-        verbose=False,
-    )
+    try:
+        graph = torch.onnx.export(
+            exported,
+            dynamo=True,
+            input_names=[given.name or given.key for given in program.inputs],
+            output_names=list(names),
+            opset_version=program.opset,
+            verbose=False,
+        )
+    except torch.onnx.OnnxExporterError as error:  # torch 2.6 cannot translate a BatchNorm of a program for inference
+        raise SpecError(
+            f"--format onnx: torch {torch.__version__} cannot write this network as ONNX ({str(error).partition('.')[0]}); use a "
+            "newer torch (docs/versions.md), or --format torch"
+        ) from error
     assert graph is not None
     graph.save(program.path, external_data=False)
