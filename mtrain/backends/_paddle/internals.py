@@ -20,7 +20,7 @@ from paddle import Tensor
 from paddle import distributed as dist
 from paddle.nn import Layer
 
-TESTED = ("2.6.2", "3.0.0", "3.1.1", "3.3.1")
+TESTED = ("2.6.2", "3.0.0", "3.1.1", "3.2.2", "3.3.1")
 """Versions of Paddle with which these internals were tested; see docs/versions.md."""
 _KERNELS: Any = paddle._C_ops
 _NO_MASTER_WEIGHTS, _NOT_MULTI_PRECISION, _NO_RESCALING = None, False, 1.0
