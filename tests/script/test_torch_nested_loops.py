@@ -86,6 +86,15 @@ def test_a_request_to_save_waits_for_the_end_of_the_body(tmp_path):
     assert next(now for now, there in saved if there) == ("made", 2), "not within the body"
 
 
+def test_a_checkpoint_that_is_due_within_a_body_is_written_at_its_end(tmp_path):
+    def kill(now, session):
+        if now == ("made", 1):
+            raise Killed
+
+    saved = trained(tmp_path, "checkpoint.every_updates=4", at=kill)
+    assert saved.progress.update == PASSES * PIECES, "due after update 4, written after 6"
+
+
 def test_a_job_that_is_asked_to_end_makes_its_body_whole(tmp_path, monkeypatch):
     seen = []
 
