@@ -180,6 +180,8 @@ def test_the_static_rendezvous_keeps_its_store_and_is_looked_up_by_name() -> Non
 def test_ddp_reads_what_mtrain_replaces() -> None:
     TORCH.reads("torch.nn.parallel:DistributedDataParallel.__init__", ["get_optimize_ddp_mode()"])
     TORCH.reads("torch.nn.parallel:DistributedDataParallel._run_ddp_forward", ["self._inside_ddp_forward()"])
+    TORCH.reads("torch.nn.parallel:DistributedDataParallel._pre_forward", ["self.reducer.prepare_for_forward()"])
+    TORCH.reads("torch.nn.parallel:DistributedDataParallel._post_forward", ["self.reducer.prepare_for_backward("])
     names = set(inspect.signature(DistributedDataParallel).parameters)
     assert names & {"forward_sync_buffers", "broadcast_buffers"}, TORCH.wrong("DDP has no argument for buffers")
 

@@ -19,6 +19,7 @@ from mtrain.backends._torch.layout import use_channels_last
 from mtrain.backends._torch.optimizer import TorchOptimizer
 from mtrain.backends._torch.sharded import whole_states
 from mtrain.backends._torch.sharded.engine import SplitEngine
+from mtrain.backends._torch.sharded.methods import gather_in_methods
 from mtrain.backends._torch.sharded.optimizer import Held, PartsOptimizer
 from mtrain.backends._torch.sharded.shards import Parts, find_ties, refuse_scalars
 from mtrain.backends._torch.sharded.spread import Spread
@@ -86,6 +87,8 @@ class ZeroEngine(SplitEngine):
         if self._sharding.stage > 0:
             # Also in stages 1 and 2: the next update overwrites whole weights that are trained with the parts of all ranks.
             whole_states.refuse(model, lambda weight, value: self._sharding.stage == 3 or weight.requires_grad)
+        if self._sharding.stage == 3:
+            gather_in_methods(model, nullcontext)
         compiling.attach(model, recipe)
         self._recipe = recipe
         return model, optimizer

@@ -1,8 +1,9 @@
 """mtrain's torch engine over FSDP2: it splits the model over ranks, trains the parts, and saves whole arrays."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from mtrain.backends._torch.layout import use_channels_last
 from mtrain.backends._torch.optimizer import TorchOptimizer
 from mtrain.backends._torch.sharded import whole_states
 from mtrain.backends._torch.sharded.engine import SplitEngine
+from mtrain.backends._torch.sharded.methods import gather_in_methods
 from mtrain.backends._torch.sharded.optimizer import ShardedOptimizer
 from mtrain.backends._torch.sharded.shards import Boxes, Parts, refuse_scalars
 from mtrain.backends._torch.sharded.spread import Spread
@@ -112,6 +114,7 @@ class FsdpEngine(SplitEngine):
             exchange = self._split_parts(model, self._layout, self._spread, recipe)
         whole_states.refuse(model, lambda weight, x: isinstance(weight, DTensor) and not isinstance(x, DTensor))
         self._prepared.append(model)
+        gather_in_methods(model, partial(_gathered, model))
         return model, exchange
 
     def _split_parts(
@@ -271,6 +274,18 @@ class FsdpExchange:
             dist.all_reduce(flat, group=self._tensor_group)
             for grad, whole in zip(own, flat.split([grad.numel() for grad in own]), strict=True):
                 grad.copy_(whole.view(grad.shape))
+
+
+@contextmanager
+def _gathered(model: nn.Module) -> Iterator[None]:
+    """Return a context in which all weights are whole at first; a layer that is called drops its own afterwards."""
+    units = [module for module in model.modules() if isinstance(module, FSDPModule)]
+    for unit in units:
+        unit.unshard()
+    yield
+    if not torch.is_grad_enabled():  # else they are dropped by the backward pass that may follow
+        for unit in units:
+            unit.reshard()
 
 
 def _watch_derivatives(model: nn.Module, inputs: object, outputs: object) -> None:

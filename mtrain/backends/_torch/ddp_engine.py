@@ -38,19 +38,6 @@ class DeterministicBucketsDDP(LightDDP):
         super().__init__(*inputs, **kwargs)
 
     @override
-    def __getattr__(self, name: str) -> Any:
-        try:
-            return super().__getattr__(name)
-        except AttributeError:
-            module = self.__dict__.get("_modules", {}).get("module")
-            if name.startswith("__") or not hasattr(module, name):
-                raise
-            raise AttributeError(
-                f"{name}: with ddp, the model is your {type(module).__name__} inside a DistributedDataParallel, which has the "
-                f"parameters and is called like it; its own methods and attributes are those of model.module: model.module.{name}"
-            ) from None
-
-    @override
     def no_sync(self) -> NoReturn:
         raise ScriptError(
             "model.no_sync(): leave it out; session.prepare(accumulate=N) exchanges gradients once per update of N micro batches, and "
@@ -108,7 +95,7 @@ class Options(Protocol):
 
 
 class DdpEngine(TorchEngine):
-    """One rank of a job on DDP. ``prepare`` returns the model inside DDP's module."""
+    """One rank of a job on DDP. ``prepare`` returns the model inside DDP's module, a user's own module as it is."""
 
     def __init__(self, collective: TorchCollective, target: torch.device, *, options: Options, check: Check) -> None:
         super().__init__(collective, target, check=check)
@@ -131,7 +118,8 @@ class DdpEngine(TorchEngine):
             static_graph=options.allows_static_graph(recipe) if static_graph == "auto" else static_graph,
         )
         self._wrapped.add(wrapped)
-        return wrapped, _Exchange(wrapped, self.waits)
+        # Scripts may call a module of their own, and its methods, several times for one loss, and each graph has parameters of its own.
+        return (model, _OfLosses(wrapped, self.waits)) if own else (wrapped, _Exchange(wrapped, self.waits))
 
     @override
     def wrap_for_own_order(self, model: nn.Module) -> tuple[nn.Module, Exchange]:
@@ -162,3 +150,19 @@ class _Exchange:
         """Add up waiting time where it is measured; the exchange itself ended with the last backward pass."""
         if self._waits is not None:
             self._waits.seconds += self._wrapped.exposed_exchange_s()
+
+
+class _OfLosses(_Exchange):
+    """The exchange of a module that is called without DDP, which expects gradients by the graph of the loss itself."""
+
+    _last = True
+
+    @override
+    def during(self, *, last: bool) -> nullcontext[None]:
+        self._last = last
+        return nullcontext()
+
+    def before_backward(self, loss: torch.Tensor) -> None:
+        """Get ready to exchange the gradients of ``loss``, if it is that of the last micro batch."""
+        if self._last:
+            self._wrapped.expect(loss)

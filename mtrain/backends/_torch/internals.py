@@ -313,6 +313,13 @@ class LightDDP(DistributedDataParallel):
         with super()._inside_ddp_forward() if compiler_is_loaded() else nullcontext():
             yield
 
+    def expect(self, loss: torch.Tensor) -> None:
+        """Exchange the gradients of ``loss`` in its backward pass, whatever calls it was computed by."""
+        # As the forward method does at its end, with the outputs of that one call.
+        reducer: Any = self.reducer
+        reducer.prepare_for_forward()
+        reducer.prepare_for_backward([loss])
+
     def release(self) -> None:
         """Drop the process group, so that destroying it ends its threads. The module cannot train afterwards."""
         # A gloo thread that outlives the destruction of the group aborts the process if it frees its last tensor while

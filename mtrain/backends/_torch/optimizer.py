@@ -123,6 +123,8 @@ class TorchOptimizer(UpdateOrder[Gradients]):
     @override
     def _differentiate(self, loss: Tensor, *, retain_graph: bool = False) -> None:
         own = [p for group in self._parameters for p in group] if self._recipe.own_order else None
+        if before := getattr(self._exchange, "before_backward", None):
+            before(loss)
         loss.backward(retain_graph=retain_graph or None, inputs=own)
 
     @override
