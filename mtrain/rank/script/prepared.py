@@ -41,7 +41,7 @@ class ModelRequest:
     scheduler: MakeScheduler | None
     clip_norm: float | None
     accumulate: int | None
-    ema: float | None
+    ema: float | Mapping[str, Any] | None
     precision: str | None
     sync_batchnorm: bool | None
     freeze: Sequence[str] | None

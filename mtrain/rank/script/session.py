@@ -165,7 +165,7 @@ class Session:
         scheduler: MakeScheduler | None = None,
         clip_norm: float | None = None,
         accumulate: int | None = None,
-        ema: float | None = None,
+        ema: float | Mapping[str, Any] | None = None,
         precision: str | None = None,
         sync_batchnorm: bool | None = None,
         freeze: Sequence[str] | None = None,
@@ -188,7 +188,8 @@ class Session:
                 of ``paddle.optimizer.lr`` from a learning rate. The script steps it: ``optimizer.scheduler.step()``.
             clip_norm: Largest global L2 norm of the gradient.
             accumulate: Micro batches per update.
-            ema: Decay of an exponential moving average of the weights, which is evaluated in their place.
+            ema: Decay of an exponential moving average of the weights, which is evaluated in their place; constant, unless a mapping
+                ``{"decay": 0.999, "ramp": 2000}`` lets it rise as ``train.ema`` does.
             precision: ``fp32``, ``bf16``, ``fp16`` (mixed), ``fp64``, or ``auto``, see ``train.precision``.
             sync_batchnorm: BatchNorm statistics over all ranks.
             freeze: Regular expressions; parameters in whose name one is found are not trained.

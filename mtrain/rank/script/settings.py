@@ -104,7 +104,8 @@ def changes_of(request: Any) -> dict[str, Any]:
     if request.freeze is not None:
         changes["train.freeze"] = list(request.freeze)
     if request.ema is not None:
-        changes["train.ema"] = {"decay": request.ema, "ramp": 0.0, "rule": "ramp"} if request.ema else None
+        given = request.ema if isinstance(request.ema, Mapping) else {"decay": request.ema}
+        changes["train.ema"] = {"ramp": 0.0, "rule": "ramp", **given} if request.ema else None
     return changes
 
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from mtrain.core.interfaces import Optimizer, Rates
-from mtrain.core.update.stepping import Stepper
+from mtrain.core.update.stepping import Stepper, Use
 from mtrain.errors import ScriptError
 from mtrain.rank.script.loop import ScriptLoop
 from mtrain.rank.script.loss_weights import LossKind
@@ -52,6 +52,15 @@ class Updater:
         return math.nan if self.stepper is None else self.stepper.norm
 
     @property
+    def updated(self) -> bool:
+        """Whether the update in hands is complete: the weights have changed, and no micro batch of it is left.
+
+        An update that was left out because its gradient is not finite counts, as for schedules; one that ``skip`` has dropped
+        does not.
+        """
+        return self.stepper is not None and self.stepper.use is Use.STEPPED
+
+    @property
     def rates(self) -> Rates | None:
         """Rates of the last update."""
         return None if self.stepper is None or not self.stepper.rates.learning_rates else self.stepper.rates
@@ -62,7 +71,7 @@ class Updater:
         instead = INSTEAD.get(name.replace("_", "").lower())
         if instead is None:
             raise AttributeError(
-                f"mtrain's optimizer has no {name!r}; it has update(loss), backward(loss), gradients(), step(), skip(), norm and rates"
+                f"mtrain's optimizer has no {name!r}; it has update(), backward(), gradients(), step(), skip(), updated, norm, rates"
             )
         raise NotOfUpdater(f"optimizer.{name}: {instead}")
 
