@@ -4,6 +4,7 @@ The algorithm is M. E. O'Neill's ``seed_seq`` (2015, "Developing a seed_seq alte
 it. One call of numpy's class takes as long as everything else that is done to read a small sample.
 """
 
+import random
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -14,6 +15,12 @@ POOL = 4
 """Words that a key is mixed into."""
 LARGEST = 2**32 - 1
 SHIFT = np.uint32(16)
+
+
+def seed_host(value: int) -> None:
+    """Seed the global generators of Python and numpy, which libraries for augmentation and a user's loop draw from."""
+    random.seed(value)
+    np.random.seed(value & LARGEST)
 
 
 def words_of(prefix: Sequence[int], numbers: Sequence[int]) -> list[list[int]]:

@@ -17,6 +17,7 @@ from mtrain.core.network.noise import shard_seed
 from mtrain.core.ranks.agreement import HEAD, NO_REQUESTS, Agreement, RankPlace, Requests, Waits
 from mtrain.core.samples.feed import Feed, closable
 from mtrain.core.samples.sampler import Shares
+from mtrain.core.samples.seeds import seed_host
 from mtrain.core.update.cadence import Cadences, count_score, count_update, move_on
 from mtrain.core.update.measures import Measures
 from mtrain.core.update.record import FinishedUpdate, UpdateRecord, check_finite
@@ -39,8 +40,10 @@ class Job:
     shares: Shares
     """Which shards of an update this rank computes."""
     seed: int | None = None
-    """Seed of the job, with which the framework's generators are seeded before each micro batch, because reading samples in
-    this process may have drawn from them; None: they are not."""
+    """Seed of the job, with which the generators of framework, numpy and Python are seeded before each micro batch: reading samples
+    in this process may have drawn from them; None: they are not."""
+    draws_alike: bool = False
+    """Whether numpy and Python draw the same on every rank, as a script needs that makes the same batch on each."""
     late: bool = False
     """Whether the metrics of an update are read after the next one was started, see ``Capabilities.late``. Requests to end or
     to save are then followed one update later, and so is the refusal of too many updates that are not finite. For one
@@ -247,6 +250,8 @@ class Loop(Iterator[MicroBatch]):
         # After the batch has come: reading samples in this process may have drawn from the generators.
         if self.job.seed is not None and self._seed_generators is not None:
             self._seed_generators(shard_seed(self.job.seed, micro.shard, self.progress.update))
+            of_host = 0 if self.job.draws_alike else micro.shard
+            seed_host(shard_seed(self.job.seed, of_host, self.progress.update))
         for stepper in self.job.steppers:
             stepper.begin(micro)
         return micro

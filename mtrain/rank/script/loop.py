@@ -1,7 +1,7 @@
 """The driver of the training loop for a script: ``session.batches`` yields micro batches, ``optimizer.update`` uses each of them."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, NoReturn
 
 import numpy as np
@@ -20,12 +20,15 @@ from mtrain.rank.script.states import TRANSITIONS, describe_refusal
 class ScriptLoop(Iterator[Any]):
     """The batches of this rank, each of which the script must use once."""
 
-    def __init__(self, loop: Loop, *, differs: str) -> None:
+    def __init__(
+        self, loop: Loop, *, differs: str, undisturbed: Callable[[], AbstractContextManager[None]] = nullcontext
+    ) -> None:
         """Drive ``loop``; ``differs``: what is said where the ranks have trained on different samples."""
         self.loop = loop
         self.has_ended = False
         """Whether the last update was made, or the loop was left."""
         self._differs = differs
+        self._undisturbed = undisturbed
         self._is_using = False
         """Whether a backward pass is mtrain's."""
         self._own_backward = False
@@ -81,7 +84,8 @@ class ScriptLoop(Iterator[Any]):
         # First of all: a micro batch that was not used would leave the ranks at different updates.
         self.check_used()
         try:
-            yield
+            with self._undisturbed():
+                yield
         except RanksDisagree as error:
             raise_difference(error.places, own=error.places[self.loop.job.shares.rank], differs=self._differs)
 

@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import Any
@@ -18,6 +18,7 @@ from mtrain.core.update.recipe import make_recipe, shares_of
 from mtrain.data.objects import is_module
 from mtrain.errors import ScriptError
 from mtrain.rank.script import gradients
+from mtrain.rank.script.draws import OwnDraws
 from mtrain.rank.script.in_turn import check_in_turn
 from mtrain.rank.script.job import RankJob
 from mtrain.rank.script.models import ScriptModel, ScriptModels, saved_state
@@ -79,9 +80,12 @@ class Prepared:
         saved: Saved | None,
         *,
         saw_gradients: Callable[[], None],
+        draws: OwnDraws | None = None,
     ) -> None:
         """``saved``: the checkpoint that is resumed. ``saw_gradients`` is called at each backward pass into a model."""
         self.job = job
+        self.draws = draws
+        """The generators, where they are the script's own; None: each micro batch is seeded."""
         self.rank = rank
         self.records = records
         self.saved = saved
@@ -113,8 +117,10 @@ class Prepared:
         # The same for each model, since they share the loop; the first one has settled the number of micro batches.
         self.shares = shares_of(recipe, self.rank.collective)
         self.records.shards = self.shares.shards * self.shares.rounds
-        building = Building(request.build)
+        building = Building(request.build, self.draws)
         model, native = self.rank.prepare(building, recipe)
+        if self.draws is not None:
+            self.draws.load_state_dict(building.draws)
         if trained:
             gradients.watch(building.module, self._saw_gradients)
         # Known now that the function has been called, inside of `prepare`.
@@ -142,6 +148,10 @@ class Prepared:
         elif self.job.trial is not None and self.job.trial.nudged:
             self._nudge(model, native)
         return entry
+
+    def undisturbed(self) -> AbstractContextManager[None]:
+        """Return a context in which random numbers are drawn beside those of the script."""
+        return nullcontext() if self.draws is None else self.draws.undisturbed()
 
     def _nudge(self, model: Any, optimizer: Optimizer) -> None:
         """Move every trained weight by one unit in its last place; every rank must call."""
@@ -248,7 +258,7 @@ class Prepared:
             make_recipe(sized, size=size),
             own_model=True,
             own_order=not request.overlap or (bool(name) and trained and is_further),
-            named=bool(name),
+            named=bool(name) or self.draws is not None,
             trained=trained,
             native_optimizer=native_optimizer,
             recompute=patterns(sized.train, (), model="of the script"),
@@ -283,7 +293,7 @@ class Prepared:
 class Building:
     """A function that builds the script's model, and the module that it has built."""
 
-    def __init__(self, build: Callable[[], Any]) -> None:
+    def __init__(self, build: Callable[[], Any], draws: OwnDraws | None = None) -> None:
         """Check that ``build`` is a function.
 
         Raises:
@@ -295,6 +305,9 @@ class Building:
                 "lambda: MyNet(), so that every rank starts from the same random numbers"
             )
         self._build = build
+        self._own_draws = draws
+        self.draws: Mapping[str, Any] = {}
+        """Where the generators of the script were once the model was built, if they are its own."""
         self.module: Any = None
         self.shapes: dict[str, tuple[int, ...]] = {}
         """Shapes of the parameters and buffers by name, before a backend splits them."""
@@ -306,6 +319,8 @@ class Building:
             ScriptError: the function has returned something else.
         """
         module = _with_keras(self._build)
+        if self._own_draws is not None:
+            self.draws = self._own_draws.state_dict()
         if not is_module(module):
             raise ScriptError(
                 f"session.prepare: `build` returned a {type(module).__name__}; expected a module of the backend's framework"

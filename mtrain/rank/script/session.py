@@ -15,6 +15,7 @@ from mtrain.data import trees
 from mtrain.data.objects import seed_everything, seeded_sample
 from mtrain.errors import Interrupted, ScriptError
 from mtrain.rank.script import evaluation
+from mtrain.rank.script.draws import OwnDraws
 from mtrain.rank.script.in_turn import InTurn
 from mtrain.rank.script.job import RUNNING, RankJob, running, without_own_frames
 from mtrain.rank.script.loop import ScriptLoop
@@ -40,7 +41,7 @@ from mtrain.spec.calls import explain_calls
 
 @explain_calls
 @contextmanager
-def session(*, framework: str | None = None, reporters: Sequence[Any] = ()) -> Iterator["Session"]:
+def session(*, framework: str | None = None, reporters: Sequence[Any] = (), reseed: bool = True) -> Iterator["Session"]:
     """Join the ranks of this job, and leave them at the end of the ``with`` block.
 
     Backend, ranks, device and seed are those of ``mtrain run``. A script that plain Python runs is a job of one rank.
@@ -49,6 +50,8 @@ def session(*, framework: str | None = None, reporters: Sequence[Any] = ()) -> I
         framework: With plain Python, ``torch`` or ``paddle``; None: the one that the script has imported, else torch.
         reporters: Objects with methods of ``mtrain.core.interfaces.reporter.Reporter``, or functions of one record, beside those of the
             spec. They receive the records of rank 0, or of each rank where they have ``every_rank = True``.
+        reseed: Whether random numbers are seeded before each micro batch, which makes them those of its samples on any number of ranks.
+            False: the script's draws are those of a plain loop, and of the rank.
 
     Raises:
         ScriptError: the script already has a session, or an object of ``reporters`` is none.
@@ -71,7 +74,7 @@ def session(*, framework: str | None = None, reporters: Sequence[Any] = ()) -> I
         check_ranks(rank, backend=backend, name=job.spec.backend.name)
         if job.spec.report.times_waits(rank.collective.size):
             rank.capabilities.time_waits()
-        current = Session(job, backend, rank, reporters)
+        current = Session(job, backend, rank, reporters, reseed=reseed)
         before = RUNNING.set(replace(around, session_is_open=True))
         try:
             yield current
@@ -92,13 +95,22 @@ def session(*, framework: str | None = None, reporters: Sequence[Any] = ()) -> I
 class Session:
     """One rank of a script's job."""
 
-    def __init__(self, job: RankJob, backend: Backend, rank: RankSession, reporters: Sequence[Any] = ()) -> None:
+    def __init__(
+        self, job: RankJob, backend: Backend, rank: RankSession, reporters: Sequence[Any] = (), *, reseed: bool = True
+    ) -> None:
         self._job = job
         self._rank = rank
         self._saved = None if job.resume is None else load_everywhere(job.resume, rank.collective)
         self._progress = Progress() if self._saved is None else self._saved.progress
         self._records = ScriptRecords(job, backend, rank, self._saved, reporters=reporters)
-        self._prepared = Prepared(job, rank, self._records, self._saved, saw_gradients=self._saw_gradients)
+        self._prepared = Prepared(
+            job,
+            rank,
+            self._records,
+            self._saved,
+            saw_gradients=self._saw_gradients,
+            draws=None if reseed else OwnDraws(backend.framework),
+        )
         self._training: Training | None = None
         """The training loop, once there is one."""
         self._nested: Nested | None = None
@@ -306,7 +318,8 @@ class Session:
         changes = given.changes(epochs=epochs, updates=updates, outside_paths=self._job.outside_paths)
         spec = self._prepared.change(changes, call="session.batches")
         check_loop(spec, shares, divides=given.divides)
-        reading = given.open(spec, shares, self._rank.capabilities.seed)
+        with self._prepared.undisturbed():  # samples are read to check them
+            reading = given.open(spec, shares, self._rank.capabilities.seed)
         loop = self._start(reading)
         return loop if self._nested is None else self._nested.start(loop, reading, dataset)
 
@@ -479,7 +492,8 @@ class Session:
         join = collate or trees.collate
 
         def batch_of(indices: Sequence[int]) -> Any:
-            return join([seeded_sample(dataset, index, (seed, index), seed_framework) for index in indices])
+            with self._prepared.undisturbed():
+                return join([seeded_sample(dataset, index, (seed, index), seed_framework) for index in indices])
 
         micro_batch = batch_size or read.batch or self._prepared.micro_batch
         order = evaluation.shares(len(dataset), self._rank.collective, micro_batch)

@@ -66,7 +66,13 @@ class Training:
         for entry in models.with_optimizer:
             entry.module.train()
         job = self._loops_job(progress)
-        self.loop = ScriptLoop(Loop(job, self._cadences(), self._hooks(), progress), differs=reading.differs)
+        self.loop = ScriptLoop(
+            Loop(job, self._cadences(), self._hooks(), progress),
+            differs=reading.differs,
+            undisturbed=prepared.undisturbed,
+        )
+        if prepared.draws is not None:
+            prepared.records.kept.keep("random numbers of the script", prepared.draws)
         for entry, stepper in zip(models.with_optimizer, job.steppers, strict=True):
             entry.updater.stepper, entry.updater.loop = stepper, self.loop
 
@@ -87,7 +93,8 @@ class Training:
             feed=self.reading,
             total_updates=self.total_updates,
             shares=shares,
-            seed=prepared.spec.train.seed,
+            seed=prepared.spec.train.seed if prepared.draws is None else None,
+            draws_alike=self.reading.draws_alike,
         )
 
     def _stepper(self, entry: ScriptModel, progress: Progress) -> Stepper:

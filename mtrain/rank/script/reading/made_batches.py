@@ -17,10 +17,11 @@ class MadeBatches(Reading):
     """The updates of a job whose script makes the same global batch on every rank, and asks for this rank's share of it."""
 
     updates_per_epoch = None
+    draws_alike = True
     no_epochs = "session.updates: the length is given in epochs; a script that makes its batches has none"
     differs = (
-        "session.share: the ranks have made different batches; make the same one on every rank, with random numbers of a generator of "
-        "your own: mtrain seeds those of torch, numpy and random for each rank"
+        "session.share: the ranks have made different batches; make the same one on every rank, with random numbers of numpy, random "
+        "or a generator of your own: mtrain seeds those of torch for each rank"
     )
 
     def __init__(self, global_batch: int) -> None:

@@ -39,6 +39,8 @@ class Reading(ABC):
     """Number of samples; None: it is not known, or there is none."""
     global_batch: int = 0
     """Samples of an update over all ranks, where all have as many."""
+    draws_alike: bool = False
+    """See ``Job.draws_alike``."""
     spans_epochs: bool = True
     """See ``Feed.spans_epochs``."""
     no_epochs: str = ""
