@@ -37,13 +37,6 @@ class DeterministicBucketsDDP(LightDDP):
         self._settled = not rehearse
         super().__init__(*inputs, **kwargs)
 
-    @override
-    def no_sync(self) -> NoReturn:
-        raise ScriptError(
-            "model.no_sync(): leave it out; session.prepare(accumulate=N) exchanges gradients once per update of N micro batches, and "
-            "without that exchange the ranks would train different weights"
-        )
-
     def without_exchange(self) -> AbstractContextManager[None]:
         """Return a context for a micro batch that is not the last one of its update."""
         context: AbstractContextManager[None] = super().no_sync()
@@ -74,6 +67,14 @@ class DeterministicBucketsDDP(LightDDP):
         with torch.no_grad():
             for buffer, saved in zip(self.module.buffers(), buffers, strict=True):
                 buffer.copy_(saved)
+
+
+def refuse_no_sync() -> NoReturn:
+    """Refuse what scripts for DDP call between updates."""
+    raise ScriptError(
+        "model.no_sync(): leave it out; session.prepare(accumulate=N) exchanges gradients once per update of N micro batches, and "
+        "without that exchange the ranks would train different weights"
+    )
 
 
 def clear_gradients(model: nn.Module) -> None:
@@ -119,7 +120,10 @@ class DdpEngine(TorchEngine):
         )
         self._wrapped.add(wrapped)
         # Scripts may call a module of their own, and its methods, several times for one loss, and each graph has parameters of its own.
-        return (model, _OfLosses(wrapped, self.waits)) if own else (wrapped, _Exchange(wrapped, self.waits))
+        if own:
+            model.__dict__.setdefault("no_sync", refuse_no_sync)
+            return model, _OfLosses(wrapped, self.waits)
+        return wrapped, _Exchange(wrapped, self.waits)
 
     @override
     def wrap_for_own_order(self, model: nn.Module) -> tuple[nn.Module, Exchange]:
