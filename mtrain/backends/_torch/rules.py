@@ -276,7 +276,7 @@ class Muon:
             (partial(Adam, decoupled=True), names, False),
         ):
             places = [place for place, each in enumerate(is_matrix) if each is matrices]
-            rule: Rule = kind([parameters[place] for place in places], options, own_names)  # type: ignore[operator]
+            rule: Rule = kind([parameters[place] for place in places], options, own_names)
             self._parts.append((places, rule))
             for name, tensors in rule.moments.items():
                 for place, tensor in zip(places, tensors, strict=True):
