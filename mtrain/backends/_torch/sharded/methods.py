@@ -59,7 +59,9 @@ def gather_in_methods(model: nn.Module, gathered: Callable[[], AbstractContextMa
 @contextmanager
 def _replaced(model: nn.Module, forward: Callable[..., Any]) -> Iterator[Callable[[], None]]:
     """Replace ``model.forward``; yield a function that puts it back, as the method may call the model itself."""
-    own = {name: model.__dict__[name] for name in ("forward", "_compiled_call_impl") if name in model.__dict__}
+    own: dict[str, Any] = {
+        name: model.__dict__[name] for name in ("forward", "_compiled_call_impl") if name in model.__dict__
+    }
 
     def restore() -> None:
         model.__dict__.pop("forward", None)
