@@ -318,9 +318,9 @@ class Attempt:
 
     def _explain(self) -> None:
         """Find out which ranks did not come where the patience of one has ended."""
-        real = self._outcome.real_failures()
-        if self._watch is not None and self._outcome.hang is None and real:
-            self._outcome.hang = self._watch.explain(real[0])
+        first = self._outcome.first_failure()
+        if self._watch is not None and self._outcome.hang is None and first is not None:
+            self._outcome.hang = self._watch.explain(first)
 
     def _decide(self) -> None:
         """End everything once something has failed and the hosts have had time to report what they know."""

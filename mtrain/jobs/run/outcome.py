@@ -3,6 +3,7 @@
 import bisect
 import functools
 import itertools
+import signal
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,6 +15,7 @@ from mtrain.jobs.hosts.hosts import Participant
 from mtrain.jobs.hosts.messages import Message
 from mtrain.jobs.plan.plan import Plan
 from mtrain.jobs.watch.report import Report
+from mtrain.jobs.watch.watch import TIMEOUT
 from mtrain.records.history import Record
 from mtrain.system import diagnosis
 from mtrain.system.diagnosis import Evidence, Log, Verdict
@@ -104,6 +106,18 @@ class Outcome:
         """Return the failures in the order of time, without those of ranks that were asked to end."""
         return sorted(diagnosis.real(self.failures), key=lambda failure: (failure["when"], failure.get("rank", 0)))
 
+    def first_failure(self) -> dict[str, Any] | None:
+        """Return the first failure; where no rank could write one, as when a library ends it in C++, the time-out in its log."""
+        failures = self.real_failures()
+        if failures:
+            return failures[0]
+        found = []
+        for rank, code in self._deaths():
+            if code != -signal.SIGTERM:  # which a starter sends to the others
+                lines = [line.strip() for line in self._log(rank).text.splitlines() if TIMEOUT.search(line)]
+                found.append({"rank": rank, "error": lines[0]} if lines else None)
+        return None if None in found else next(iter(found), None)
+
     def judge(self) -> Verdict:
         """Return why the attempt failed: an agent's error, else a lost host, else a killed starter, else a rank."""
         # A command that never ran explains everything that others say of its ranks.
@@ -144,8 +158,10 @@ class Outcome:
         if self.hung_s is not None:
             head = f"{hang.text}; ended after {self.hung_s:g} s (cluster.hangs.end_s)"
             return Verdict(code=1, headline=head, text=f"error: {head}", from_outside=True)
-        first = self.real_failures()[0]
-        waited = f"rank {first.get('rank', 0)}{' on ' + self._host_of(first['rank']) if self._host_of(first['rank']) else ''}"
+        first = self.first_failure() or {}
+        rank = int(first.get("rank", 0))
+        host = self._host_of(rank)
+        waited = f"rank {rank}{f' on {host}' if host else ''}"
         head = f"{hang.cause}; {waited} has waited in vain, and failed: {first.get('error')}"
         text = f"{diagnosis.conclude(self._evidence()).text}\nerror: {head}"
         return Verdict(code=1, headline=head, text=text, error=head, from_outside=True)
@@ -191,13 +207,15 @@ class Outcome:
         lines.append(f"error: {head}")
         return Verdict(code=1, headline=head, text="\n".join(lines), from_outside=True)
 
+    def _deaths(self) -> list[tuple[int, int]]:
+        """Return (rank, exit status) of each failed rank, as the starters report them."""
+        deaths = self.plan.launcher.deaths
+        return sorted(
+            {each for ended in self.ended.values() for each in deaths(str(ended["log"]), int(ended["status"]))}
+        )
+
     def _evidence(self) -> Evidence:
         """Collect what the diagnosis of failed ranks needs."""
-        deaths = [
-            death
-            for message in self.ended.values()
-            for death in self.plan.launcher.deaths(str(message["log"]), int(message["status"]))
-        ]
         failed = sorted(
             ((message["when"], node, message) for node, message in self.ended.items() if message["status"]),
             key=lambda item: item[:2],
@@ -207,7 +225,7 @@ class Outcome:
         _, node, first = failed[0] if failed else (0.0, 0, nothing)
         return Evidence(
             failures=self.real_failures(),
-            deaths=sorted(set(deaths)),
+            deaths=self._deaths(),
             status=int(first["status"]),
             log=self._log,
             starter=self._starter_log(node, first),

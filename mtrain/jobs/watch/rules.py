@@ -1,6 +1,6 @@
 """The rules that tell a hang from work: pure functions of what was seen, and when."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -78,6 +78,8 @@ class Rules:
     """Number of ranks."""
     began: float
     _ranks: dict[int, _Rank] = field(default_factory=dict)
+    _living: dict[int, _Rank] = field(default_factory=dict)
+    """The same of the last looks at which they lived."""
     _progress_at: float = 0.0
     _slowest_s: float = 0.0
     _has_progressed: bool = False
@@ -119,6 +121,8 @@ class Rules:
                 _since(former.idle_since if fresh and former else None, is_so=look.idle, now=began),
                 _since(former.stopped_since if fresh and former else None, is_so=look.stopped > 0, now=now),
             )
+            if look.state:
+                self._living[rank] = self._ranks[rank]
 
     def find(self, now: float) -> list[Finding]:
         """Return what is wrong now, what is certain first."""
@@ -128,19 +132,22 @@ class Rules:
         return [*self._find_lock(now), *self._find_stopped(now)] or [*self._find_still(now), *self._find_slow(now)]
 
     def is_early(self, now: float) -> bool:
-        """Return whether ranks are to be asked where they are, though nothing is said yet."""
-        since, asked_s = self.still_since(now), self.times.asked_s
-        return asked_s is not None and since is not None and now - since >= asked_s
+        """Return whether ranks are to be asked where they are, though nothing is said yet: one waits, others may compute."""
+        asked_s, fresh = self.times.asked_s, self._fresh(now)
+        idle = [known.idle_since for known in fresh if known.idle_since is not None]
+        if asked_s is None or not idle or any(known.look.traced for known in fresh):
+            return False
+        return now - max(self._progress_at, min(idle)) >= asked_s
 
-    def state(self, rank: int) -> RankLook:
-        """Return the last look at a rank."""
-        known = self._ranks.get(rank)
-        return RankLook(rank=rank) if known is None else known.look
+    def state(self, rank: int, *, before_end: bool = False) -> tuple[RankLook, float | None]:
+        """Return the last look at a rank, and since when it, or a child of it, was seen to be stopped; None: it is not.
 
-    def stopped_since(self, rank: int) -> float | None:
-        """Return since when a rank, or a child of it, was seen to be stopped; None: it is not."""
-        known = self._ranks.get(rank)
-        return None if known is None else known.stopped_since
+        Args:
+            rank: which one.
+            before_end: of a rank that has ended, the last look before that.
+        """
+        known = (self._living if before_end else self._ranks).get(rank, _Rank(RankLook(rank=rank)))
+        return known.look, known.stopped_since
 
     def still_since(self, now: float) -> float | None:
         """Return since when all ranks are idle and nothing has shown progress; None: that is not so."""
@@ -194,7 +201,7 @@ class Rules:
         self._denied = self._locks
 
     # ------------------------------------------------------------------------------------------------------------- parts
-    def _fresh(self, now: float) -> Iterable[_Rank]:
+    def _fresh(self, now: float) -> Sequence[_Rank]:
         return [known for known in self._ranks.values() if now - known.seen_at <= STALE_S]
 
     def _end_stillness(self, now: float) -> None:
@@ -206,6 +213,7 @@ class Rules:
     def _forget(self, now: float) -> None:
         """Begin anew: what was seen before says nothing of now."""
         self._ranks.clear()
+        self._living.clear()
         self._progress_at = now
 
 

@@ -136,14 +136,14 @@ class Watch:
         if not TIMEOUT.search(str(failure.get("error"))):
             return None
         waited = int(failure.get("rank", -1))
-        others = {rank: seen for rank, seen in self._seen().items() if rank != waited}
+        # The starter ends the others after it; what counts is what they did before.
+        others = {rank: seen for rank, seen in self._seen(before_end=True).items() if rank != waited}
         finding = Finding(kind="still", since=self.clock())
         report = describe(finding, others, at=self._at, now=self.clock())
-        suspects = [rank for rank in report.suspects if others[rank].look.state or others[rank].look.stopped]
-        if suspects:
+        if report.suspects:
             return report
         missing = tuple(rank for rank in self._missing if rank != waited)
-        if missing and len(missing) < len(self._seen()):
+        if missing and len(missing) < self.rules.size:
             names = f"rank{'s' if len(missing) > 1 else ''} {', '.join(map(str, missing))}"
             return Report(kind="still", text="", suspects=missing, cause=f"{names} did not come, as Horovod says")
         return None
@@ -158,20 +158,19 @@ class Watch:
 
     def _is_lock(self) -> bool:
         """Return whether all ranks wait for the lock of a build."""
-        size = sum(map(len, self.ranks.values()))
-        return len(self._places) == size and all(place.kind == "lock" for place in self._places.values())
+        return len(self._places) == self.rules.size and all(place.kind == "lock" for place in self._places.values())
 
     def _describe(self, finding: Finding, now: float) -> Report:
         return describe(finding, self._seen(), at=self._at, now=now)
 
-    def _seen(self) -> dict[int, Seen]:
+    def _seen(self, *, before_end: bool = False) -> dict[int, Seen]:
         hosts = {rank: self.labels[node] for node, ranks in self.ranks.items() for rank in ranks}
-        hosts |= {STARTER: ""} if self.rules.state(STARTER).stopped else {}
+        hosts |= {STARTER: ""} if self.rules.state(STARTER)[0].stopped else {}
         seen = {}
         for rank, host in sorted(hosts.items()):
-            since = self.rules.stopped_since(rank)
+            look, since = self.rules.state(rank, before_end=before_end)
             seen[rank] = Seen(
-                look=self.rules.state(rank),
+                look=look,
                 host=host,
                 stopped_at="" if since is None else self._at(since),
                 place=self._places.get(rank),

@@ -195,6 +195,10 @@ def test_ranks_are_asked_early_where_their_library_gives_up():
     assert simulation.rules.is_early(simulation.now)
     assert simulation.found == {}
     simulation.phase(5, "iw")
+    assert simulation.rules.is_early(simulation.now), "one still waits, for a rank that may never come"
+    simulation.phase(5, "ww")
+    assert not simulation.rules.is_early(simulation.now)
+    simulation.phase(5, "iw").phase(10, "iw", progress_s=5)
     assert not simulation.rules.is_early(simulation.now)
 
 

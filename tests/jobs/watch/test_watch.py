@@ -89,11 +89,19 @@ def clock(monkeypatch):
     return clock
 
 
-def run(tmp_path: Path, clock: Clock, hosts: list[Host], *, watching: Watching | None, ends_s: float = 200.0):
+def run(
+    tmp_path: Path,
+    clock: Clock,
+    hosts: list[Host],
+    *,
+    watching: Watching | None,
+    ends_s: float = 200.0,
+    deaths: Any = (),
+):
     """Return the outcome of an attempt on hosts of two ranks each, and what was shown; it is ended after ``ends_s``."""
     shown = io.StringIO()
     launcher = SimpleNamespace(
-        agent=True, forwards_signals=True, deaths=lambda log, status: [], own_logs=lambda command: None
+        agent=True, forwards_signals=True, deaths=lambda log, status: list(deaths), own_logs=lambda command: None
     )
     names = [f"10.0.0.{number}" for number in range(1, len(hosts) + 1)]
     plan: Any = SimpleNamespace(
@@ -235,6 +243,50 @@ def test_what_horovod_says_of_missing_ranks_is_used(tmp_path, clock):
     assert outcome.judge().headline.startswith(
         "rank 1 did not come, as Horovod says; rank 0 on 10.0.0.1 has waited in vain"
     )
+
+
+GAVE_UP = "  epoch 1\n  the exchange of gradients failed: another rank has ended, or is unreachable\n  Aborted"
+EARLY = Watching(times=Times(asked_s=15.0))
+
+
+@pytest.mark.parametrize("code", [1, -6], ids=["exits", "aborts"])
+def test_a_rank_that_spins_is_named_where_the_one_that_waited_ended_without_a_failure_file(tmp_path, clock, code):
+    """Paddle's gloo ends a rank in C++; then its launcher ends the others, and what they look like is no cause."""
+    events = {40.0: {**KILLED, "logs": {"0": GAVE_UP}}}
+    phases = [(33.0, [idle(0)]), (1e9, [idle(0, state=""), idle(1, state="")])]
+    host = Host(clock, phases, {0: {**WAITS, "kind": "backward"}, 1: SLEEPS}, events=events)
+    outcome, shown = run(tmp_path, clock, [host], watching=EARLY, deaths=[(0, code)])
+    assert shown == ""
+    assert len(host.of("places")) == 1, "asked before the ranks end"
+    assert outcome.judge().headline == (
+        "rank 1 (host 10.0.0.1) computes at train.py:12; rank 0 on 10.0.0.1 has waited in vain, and failed: "
+        "the exchange of gradients failed: another rank has ended, or is unreachable"
+    )
+    assert outcome.hung_nodes() == [0]
+
+
+def test_a_stopped_rank_is_named_where_the_one_that_waited_ended_without_a_failure_file(tmp_path, clock):
+    phases = [(33.0, [idle(0), stopped(1)]), (1e9, [idle(0, state=""), idle(1, state="")])]
+    host = Host(clock, phases, {0: WAITS, 1: UNKNOWN}, events={40.0: {**KILLED, "logs": {"0": GAVE_UP}}})
+    outcome, _ = run(tmp_path, clock, [host], watching=EARLY, deaths=[(0, 1)])
+    assert outcome.judge().headline.startswith("rank 1 (host 10.0.0.1) has been stopped by a signal since")
+
+
+@pytest.mark.parametrize(
+    ("deaths", "logs", "named"),
+    [
+        ([(0, 1)], {"0": "  MemoryError"}, "rank 0 on 10.0.0.1 ended with exit code 1"),
+        ([(1, 7)], {"0": GAVE_UP}, "rank 1 on 10.0.0.1 ended with exit code 7"),
+        ([(0, 1), (1, -9)], {"0": GAVE_UP}, "rank 1 on 10.0.0.1 was ended by signal 9 (SIGKILL)"),
+        ([(0, 1), (1, 7)], {"0": GAVE_UP}, "rank 0 on 10.0.0.1 ended with exit code 1"),
+    ],
+    ids=["no time-out", "the other alone", "the other was killed", "the other as well"],
+)
+def test_a_rank_that_ended_by_itself_is_not_said_to_hang(tmp_path, clock, deaths, logs, named):
+    host = Host(clock, [(1e9, [idle(0)])], {0: WAITS, 1: SLEEPS}, events={40.0: {**KILLED, "logs": logs}})
+    outcome, _ = run(tmp_path, clock, [host], watching=EARLY, deaths=deaths)
+    assert outcome.hang is None
+    assert outcome.judge().headline.startswith(named)
 
 
 @pytest.mark.parametrize(
