@@ -98,18 +98,25 @@ def _preferred(found: Mapping[str, Any]) -> list[str]:
     """Return the sets of which one is meant, the likeliest first; none if several may be."""
     if len(found) > _MAX_SETS:
         raise Refused(f"{len(found)} sets of weights; at most {_MAX_SETS}")
-    last = {path: path.rpartition(".")[2] for path in found}
-    averaged = [path for path in found if any(map(_AVERAGED.search, path.split(".")))]
-    usual = sorted((path for path in found if last[path] in _USUAL), key=lambda path: _USUAL.index(last[path]))
-    # Such as {"ema": {"module": ...}}, where both keys say something.
-    best = [path for path in usual if path in averaged] or averaged
-    if best or usual:
-        return [*best, *usual]
+    likely = sorted((rank, path) for path in found if (rank := _rank(path)) is not None)
+    if likely:
+        # Such as the `state_dict` of a student and that of its teacher.
+        is_tied = len(likely) > 1 and likely[0][0] == likely[1][0]
+        return [] if is_tied else [path for _, path in likely]
     sizes = {path: _size(node) for path, node in found.items()}
     if sizes.get("", 0) >= max(sizes.values(), default=0):
         return [path for path in ("",) if path in found]
     inside = [path for path in found if path]
     return inside if len(inside) == 1 else []
+
+
+def _rank(path: str) -> tuple[bool, int, int] | None:
+    """Return how likely weights under these keys are meant, the smaller the likelier; None: no key says so."""
+    parts = path.split(".")
+    said = [bool(_AVERAGED.search(part)) for part in parts]
+    is_averaged, others = any(said), sum(not by and part not in _USUAL for by, part in zip(said, parts, strict=True))
+    place = _USUAL.index(parts[-1]) if parts[-1] in _USUAL else len(_USUAL)
+    return (not is_averaged, others, place) if is_averaged or place < len(_USUAL) else None
 
 
 def _named(found: Mapping[str, Any], key: str) -> tuple[dict[str, Leaf], str]:
@@ -118,9 +125,12 @@ def _named(found: Mapping[str, Any], key: str) -> tuple[dict[str, Leaf], str]:
     Raises:
         Unclear: None has that name, or several have.
     """
-    paths = [path for path in found if path == key] or [path for path in found if path.rpartition(".")[2] == key]
+    paths = [path for path in found if path == key] or [path for path in found if path.endswith(f".{key}")]
+    paths = paths or _preferred({path: node for path, node in found.items() if path.startswith(f"{key}.")})[:1]
     if len(paths) == 1:
         return _arrays_of(found[paths[0]]), _describe(paths[0], found[paths[0]])
+    if paths:
+        raise Unclear(f"several sets of weights under {ascii(key)[:80]}; give one of: {', '.join(paths[:8])}")
     for path in _preferred(found) or list(found):
         if inside := part_of(_arrays_of(found[path]), key):
             return inside, f"{_describe(path, found[path])}, the part `{key}`"

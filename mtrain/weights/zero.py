@@ -21,7 +21,7 @@ from mtrain.weights.pickles import Refused
 from mtrain.weights.torch_files import read_zip
 
 _MODULES, _PARTS = "*_model_states.pt", "*_optim_states.pt"
-_RANK = re.compile(r"(?:zero_pp_rank_(\d+)_)?mp_rank_(\d+)_(?:model|optim)_states")
+_RANK = re.compile(r"(?:bf16_)?(?:zero_pp_rank_(\d+)_)?mp_rank_(\d+)_(?:model|optim)_states")
 _MAX_GROUPS = 100_000
 
 
@@ -79,7 +79,7 @@ def _by_rank(folder: Path, pattern: str) -> list[Path]:
     """Return the files of all ranks, in their order."""
     found: dict[int, Path] = {}
     for file in folder.glob(pattern):
-        match = _RANK.search(file.name)
+        match = _RANK.match(file.name)
         if match is None or int(match[2]):
             raise CheckpointError(
                 f"{file}: of a job that divided layers or experts among ranks; give a checkpoint whose ranks hold all layers, or "

@@ -46,6 +46,8 @@ FORMS: dict[str, dict[str, Any]] = {
         "hyper_parameters": {"class_weights": torch.ones(3)},
     },
     "model": {"model": RIGHT, "teacher": OTHER, "optimizer": adam()},
+    "model ": {"model": RIGHT, "teacher": {"state_dict": OTHER}},
+    "ema": {"ema": {"shadow": {"a.weight": torch.ones(1)}, **RIGHT}, "model": OTHER},
     "my_backbone": {"my_backbone": RIGHT, "step": 3, "loss": torch.tensor(1.0)},
     "payload.weights": {"payload": {"weights": RIGHT, "sampler": {"seed": 3}}},
     "": {**RIGHT, "extra": {"scale": torch.ones(1)}},
@@ -63,7 +65,7 @@ def test_the_weights_of_a_checkpoint_are_found_and_it_is_said_where(key: str, tm
     torch.save(FORMS[key], tmp_path / "w.pt")
     found = read(tmp_path / "w.pt")
     assert holds_right(found)
-    assert (f"`{key}`" if key else "a state dict") in found.description
+    assert (f"`{key.strip()}`" if key else "a state dict") in found.description
 
 
 def test_of_two_sets_neither_is_guessed_and_the_key_says_which(
@@ -79,6 +81,30 @@ def test_of_two_sets_neither_is_guessed_and_the_key_says_which(
     assert "its `teacher`: 2 arrays" in capsys.readouterr().out
     assert main(["weights", "show", str(tmp_path / "w.pt"), "--key", "techer"]) == 2
     assert "no weights under 'techer'; it has: student, teacher" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("inside", "key"),
+    [
+        ("state_dict", "teacher"),
+        ("model", "teacher.model"),
+        ("module", "teacher.module"),
+        ("teacher_ema", "teacher_ema"),
+    ],
+)
+def test_of_two_sets_under_keys_that_are_as_usual_neither_is_guessed(inside: str, key: str, tmp_path: Path) -> None:
+    is_flat = inside == "teacher_ema"
+    nested = {"student": {inside: OTHER}, "teacher": {inside: RIGHT}}
+    sets = {"student_ema": OTHER, "teacher_ema": RIGHT} if is_flat else nested
+    torch.save(sets, tmp_path / "w.pt")
+    with pytest.raises(CheckpointError, match="several sets of weights: "):
+        read(tmp_path / "w.pt")
+    assert holds_right(read(tmp_path / "w.pt", key=key))
+    if not is_flat:
+        with pytest.raises(
+            CheckpointError, match=f"several sets of weights under '{inside}'.*student.{inside}, teacher"
+        ):
+            read(tmp_path / "w.pt", key=inside)
 
 
 @pytest.mark.parametrize("ending", [".pt", ".pdparams", ".safetensors"])
