@@ -75,7 +75,8 @@ def choose_classes(
     Raises:
         DataError: A class that is asked for is not in the data set, or none is left.
     """
-    _need_known([name for name in asked if name != OTHERS], known)
+    is_mapping = isinstance(asked, Mapping)
+    _need_known([name for name in asked if not (is_mapping and name == OTHERS)], known)
     if isinstance(asked, Mapping):
         # With {mug: cup, "*": null} cups stay: their name is one that the mapping gives.
         given = {**{name: name for name in asked.values() if name is not None}, **asked}

@@ -120,6 +120,7 @@ def test_data_split_divides_what_was_chosen(csv_set: Path) -> None:
         (["WBC", "Platelet"], "no class 'Platelet'; did you mean 'Platelets'?"),
         ({"cup": None}, "the data set has 3 classes: RBC, WBC, Platelets"),
         ({"*": None}, "leaves none of the 3 classes"),
+        (["WBC", "*"], "no class '*'"),
     ],
 )
 def test_classes_that_are_not_there_are_refused_with_those_that_are(classes: object, says: str, csv_set: Path) -> None:
@@ -135,6 +136,7 @@ def test_classes_that_are_not_there_are_refused_with_those_that_are(classes: obj
         ("[WBC,WBC]", "'WBC' twice"),
         ("[]", "expected a list of at least 1"),
         ("{}", "expected a list of at least 1"),
+        ("{WBC: ''}", "given no name for 'WBC'"),
         ("{new: [RBC,WBC]}", "the class of the data set comes first: {RBC: new}"),
     ],
 )

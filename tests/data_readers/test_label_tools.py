@@ -243,6 +243,34 @@ def test_json_that_is_not_of_label_studio_is_refused(text: str, tmp_path: Path) 
         LabelStudio().read(SplitRequest(split="all", root=tmp_path))
 
 
+# ----------------------------------------------------------------------------------------- images of the same name
+@pytest.mark.parametrize("said", ["a.png", "/home/bob/{split}/a.png"])
+def test_of_images_of_one_name_each_split_has_its_own(said: str, tmp_path: Path) -> None:
+    for split in ("train", "val"):
+        save_image(tmp_path / "photos" / split / "a.png")
+        image = f'<image name="{said.format(split=split)}" width="80" height="40"/>'
+        (tmp_path / f"{split}.xml").write_text(f"<annotations>{image}</annotations>")
+        found = Cvat().read(SplitRequest(split=split, root=tmp_path))
+        assert found.samples[0].path == tmp_path / "photos" / split / "a.png"
+
+
+def test_of_images_of_one_name_none_is_guessed(tmp_path: Path) -> None:
+    for folder in ("one", "two"):
+        save_image(tmp_path / folder / "a.png")
+    (tmp_path / "annotations.xml").write_text('<annotations><image name="a.png"/></annotations>')
+    with pytest.raises(DataError, match=r"a\.png may be .*one/a\.png or .*two/a\.png"):
+        Cvat().read(SplitRequest(split="all", root=tmp_path))
+
+
+@pytest.mark.parametrize("ending", ["png", "PNG"])
+def test_a_renamed_image_lies_beside_its_file_though_others_have_that_name_too(ending: str, tmp_path: Path) -> None:
+    for folder in ("one", "two"):
+        save_image(tmp_path / folder / f"a.{ending}")
+        labelme(tmp_path / folder / "a.json", shape("cup", [[10, 5], [30, 25]]), image="before.png")
+    found = LabelMe().read(SplitRequest(split="all", root=tmp_path))
+    assert sorted(sample.path.parent.name for sample in found.samples) == ["one", "two"]
+
+
 def test_two_files_about_one_image_are_refused(tmp_path: Path) -> None:
     save_image(tmp_path / "a.png")
     labelme(tmp_path / "a.json", shape("cup", [[10, 5], [30, 25]]))

@@ -25,7 +25,7 @@ PLUGINS = {
         ("datasets", "stick_figures"),
         ("tasks", "keypoints"),
     ],
-    "mtrain-labelme": [("datasets", "labelme")],
+    "mtrain-labelme": [("datasets", "labelme_groups")],
     "mtrain-pinned": [("launchers", "pinned")],
     "mtrain-hello": [("commands", "hello")],
 }
@@ -45,7 +45,7 @@ JOBS: dict[str, Sequence[str]] = {
         *("-c", str(ROOT / "examples" / "mtrain-keypoints" / "stick_figures.yml")),
         *("-o", "data.format=coco_keypoints", "data.root=made"),
     ),
-    "mtrain-labelme": ("-c", "yolov5n", "-o", "data.format=labelme", "data.root=made", "data.image_size=64"),
+    "mtrain-labelme": ("-c", "yolov5n", "-o", "data.format=labelme_groups", "data.root=made", "data.image_size=64"),
 }
 """Example -> the spec of a job with its plugins. The ranks of all are started by the launcher of the examples."""
 

@@ -1,4 +1,4 @@
-"""The data set `labelme`: boxes of every kind of shape, classes, damaged files; and mtrain's own checks."""
+"""The data set `labelme_groups`: boxes of every kind of shape, classes, damaged files; and mtrain's own checks."""
 
 import json
 import subprocess
@@ -108,7 +108,7 @@ def test_a_class_that_only_the_evaluation_split_has_is_refused(export: Path) -> 
 
 
 def test_it_passes_the_checks_of_mtrain(export: Path, tmp_path: Path) -> None:
-    line = [sys.executable, "-m", "mtrain", "plugins", "test", "labelme", "--kind", "datasets"]
+    line = [sys.executable, "-m", "mtrain", "plugins", "test", "labelme_groups", "--kind", "datasets"]
     result = subprocess.run(
         [*line, "-o", f"data.root={export}"], cwd=tmp_path, capture_output=True, text=True, check=False
     )

@@ -12,12 +12,11 @@ def _each_once(classes: Any) -> Any:
     repeated = [name for name in classes if classes.count(name) > 1] if isinstance(classes, list) else []
     if repeated:
         raise ValueError(f"given {repeated[0]!r} twice, expected each class once")
-    lists = classes if isinstance(classes, dict) else {}
-    turned = next(((new, old) for new, old in lists.items() if isinstance(old, list) and old), None)
-    if turned is not None:
-        raise ValueError(
-            f"given a list for {turned[0]!r}; the class of the data set comes first: {{{turned[1][0]}: {turned[0]}}}"
-        )
+    for old, new in classes.items() if isinstance(classes, dict) else ():
+        if isinstance(new, list) and new:
+            raise ValueError(f"given a list for {old!r}; the class of the data set comes first: {{{new[0]}: {old}}}")
+        if new == "":
+            raise ValueError(f"given no name for {old!r}; expected one, or null to leave the class out")
     return classes
 
 

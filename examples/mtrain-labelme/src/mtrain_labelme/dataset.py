@@ -1,4 +1,4 @@
-"""The data set plugin `labelme`: one JSON file an image, as LabelMe writes them."""
+"""The data set plugin `labelme_groups`: one JSON file an image, as LabelMe writes them."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -50,7 +50,7 @@ class LabelMe(Dataset):
 
     @override
     def read(self, request: SplitRequest) -> Annotations:
-        root = need_root(request.root, "labelme")
+        root = need_root(request.root, "labelme_groups")
         contents = self._contents(_folder(root, request.value, request.split))
         kept = {path: self._kept(content.shapes) for path, content in contents.items()}
         found = sorted({shape.label for shapes in kept.values() for shape in shapes})

@@ -20,6 +20,7 @@ import numpy as np
 from lxml import etree
 
 from mtrain.core.interfaces import Dataset, SplitRequest
+from mtrain.data.images.header import SUFFIXES
 from mtrain.data.once_per_host import once_per_host
 from mtrain.data.reading import images_in, listed, name_some, need_root, need_unique, order_names, size_of
 from mtrain.data.shards import files_of
@@ -34,6 +35,7 @@ MAX_BYTES = 4 << 30
 _LARGEST_PX = 1e9
 _UPLOADED = re.compile(r"^[0-9a-f]{8}-")
 """What Label Studio puts before the names of files that were uploaded."""
+_SUFFIXES = sorted({*SUFFIXES, *map(str.upper, SUFFIXES)})
 Box = tuple[str, float, float, float, float]
 """Label, left, top, right, bottom, in pixels."""
 
@@ -123,11 +125,18 @@ class _Images:
         self.others: list[str] = []
 
     @cached_property
-    def _by_name(self) -> Mapping[str, Path]:
-        return {path.name: path for path in reversed(images_in(self._folder))}
+    def _by_name(self) -> Mapping[str, list[Path]]:
+        found: dict[str, list[Path]] = {}
+        for path in images_in(self._folder):
+            found.setdefault(path.name, []).append(path)
+        return found
 
     def find(self, image: Labelled) -> Path:
-        """Return the file of an image; where none is found, the place beside its annotations, which will be reported missing."""
+        """Return the file of an image; where none is found, the place beside its annotations, which will be reported missing.
+
+        Raises:
+            DataError: The file of annotations does not say which of several images of one name is meant.
+        """
         # Addresses and paths of Windows: only their end means something here.
         path = PureWindowsPath(unquote(image.name.rpartition("?d=")[2]))
         parts = [part for part in path.parts if part not in (path.anchor, "..", "data", "upload")]
@@ -139,14 +148,22 @@ class _Images:
                 if os.path.isfile(place):
                     return place
         for known in (name, _UPLOADED.sub("", name)):
-            if known in self._by_name:
-                return self._by_name[known]
+            meant = self._by_name.get(known, [])
+            # Folders may have images of the same names: the annotations ``train`` are about those in a folder ``train``.
+            for hint in (parts[-2:-1], [image.file.stem]):
+                meant = [path for path in meant if path.parent.name in hint] or meant
+            if len(meant) > 1:
+                raise DataError(
+                    f"{image.file}: {name} may be {meant[0]} or {meant[1]}; move the file of annotations into the folder of its "
+                    "images, or rename that folder or the file so that both have one name"
+                )
+            if meant:
+                return meant[0]
         # LabelMe keeps the image beside its file, and programs that rename both leave its name inside as it was.
-        beside = next((path for path in self._by_name.values() if path.stem == image.file.stem), None)
-        if beside is not None and beside.parent == image.file.parent:
+        beside = next((image.file.with_suffix(s) for s in _SUFFIXES if image.file.with_suffix(s).is_file()), None)
+        if beside is not None:
             self.others.append(name)
-            return beside
-        return image.file.parent / name
+        return beside or image.file.parent / name
 
     @property
     def notes(self) -> list[str]:
