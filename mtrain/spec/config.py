@@ -133,7 +133,7 @@ def load(
 
     ``path``: a file, the name of a shipped config, the values of a spec, whose relative paths are taken from the current folder,
     or files that were read; None: ``./mtrain.yml``, else the embedded demo. A file of another project that an importer knows is
-    imported, and what became of its keys is in the notes. ``overrides``: texts of the form ``PATH=VALUE``. ``flags``: value
+    imported, and what changes by it is in the notes. ``overrides``: texts of the form ``PATH=VALUE``. ``flags``: value
     or ``Given`` by dotted path. ``environ``: environment variables; None: those of the process. ``run``: values that were
     chosen for the run that is resumed. ``folder_file``: the file of a folder, perhaps somebody else's, that holds the values of
     ``path`` and ``flags``; code that they name is refused.
@@ -154,7 +154,7 @@ def load(
 
             taken = translation.take(file, overrides, is_script=isinstance(path, ScriptSpec))
             if taken is not None:
-                files, overrides, imported = taken.files, taken.overrides, taken.imported.lines()
+                files, overrides, imported = taken.files, taken.overrides, taken.imported.summary()
     inputs = _Inputs(files, os.environ if environ is None else environ, run, overrides, flags or {})
     # Merged twice: which keys are known depends on the task, which
     # model and data set tell, whose names are in the values.

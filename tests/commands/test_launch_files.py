@@ -177,8 +177,36 @@ def test_a_script_runs_with_such_a_file_and_a_training_without_a_script_is_refus
         told = capsys.readouterr()
         assert re.search(r"ranks +3 \(1 host x 3\)", told.out)
         assert re.search(r"precision +bf16", told.out)
-        assert "num_processes: 3 -> cluster.nproc_per_node: 3" in told.err
+        assert "imported from acc.yaml: 3 keys carried over" in told.err
     assert main(["train", "-c", "acc.yaml"]) == 2
     assert "acc.yaml: is a file that says where a script runs" in capsys.readouterr().err
     assert main(["run", "-c", "acc.yaml", "--accelerate-config", "acc.yaml", "train.py"]) == 2
     assert "are both given; keep one" in capsys.readouterr().err
+
+
+def test_what_accelerate_states_stands_where_the_file_of_deepspeed_says_nothing():
+    Path("zero.json").write_text(json.dumps({"zero_optimization": {"stage": 2}}))
+    stated = {"distributed_type": "DEEPSPEED", "deepspeed_config": {"deepspeed_config_file": "zero.json"}}
+    assert spec_of({**stated, "mixed_precision": "bf16"}, "acc.json")[0].train.precision == "bf16"
+    assert spec_of(stated, "acc.json")[0].train.precision == "fp32"
+
+
+@pytest.mark.parametrize("section", ["zero_optimization", "bf16", "fp16", "optimizer", "scheduler"])
+def test_a_section_that_is_none_is_refused(section):
+    with pytest.raises(SpecError, match=rf"{section}: given 3, expected `key: value` lines"):
+        spec_of({"train_batch_size": 8, section: 3})
+
+
+def test_a_cosine_ends_where_deepspeeds_ends():
+    def end(**parameters):
+        return spec_of({"train_batch_size": 8, "scheduler": {"type": "WarmupCosineLR", "params": parameters}})[
+            0
+        ].schedule
+
+    assert (end().final_factor, end(cos_min_ratio=0.1).final_factor) == (0.0001, 0.1)
+
+
+def test_devices_and_a_batch_that_are_not_known_are_told():
+    assert [entry.key for entry in spec_of({"distributed_type": "NO", "gpu_ids": "cuda:1"})[1].dropped] == ["gpu_ids"]
+    _, imported = spec_of({"train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 2})
+    assert imported.notes[0].startswith("train.batch_size: not stated")

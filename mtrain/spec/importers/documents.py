@@ -92,15 +92,21 @@ def read(file: FilePath) -> Document:
 
     Raises: ``SpecError`` with every mistake of every file, one line each.
     """
+    document, problems = read_far(file)
+    if problems:
+        raise SpecError(problems)
+    return document
+
+
+def read_far(file: FilePath) -> tuple[Document, list[str]]:
+    """Read a file and its bases as far as they can be read, and return a line for each mistake."""
     resolved = _resolve(file)
     if resolved is None:
-        raise SpecError(f"{file}: no such file; expected a YAML file")
+        return Document(str(file), file), [f"{file}: no such file; expected a YAML file"]
     document = Document(name=display(resolved), path=resolved)
     problems: list[str] = []
     _add(document, resolved, (), problems)
-    if problems:
-        raise SpecError(list(dict.fromkeys(problems)))
-    return document
+    return document, list(dict.fromkeys(problems))
 
 
 def _add(document: Document, file: FilePath, chain: tuple[FilePath, ...], problems: list[str]) -> None:

@@ -151,7 +151,8 @@ def _processes(book: Book) -> None:
     numbers = str(book.get("gpu_ids", "all"))
     if re.fullmatch(r"\d+( *, *\d+)*", numbers):
         book.carry("gpu_ids", "cluster.devices", [int(number) for number in numbers.split(",")])
-    book.same("gpu_ids", "all of them")
+    if numbers in ("all", "None"):
+        book.same("gpu_ids", "all of them")
 
 
 def _parallelism(book: Book) -> None:
@@ -222,10 +223,14 @@ def translate_deepspeed(book: Book) -> None:
 
     Raises: ``SpecError`` for a value that has no counterpart and would train otherwise.
     """
+    for section in ("zero_optimization", "bf16", "fp16", "optimizer", "scheduler"):
+        book.section(section)  # refuses a value that is none
     book.assume("backend.name", "deepspeed", f"{book.document.name} is DeepSpeed's")
     _carry(book, "train_batch_size", "train.batch_size")
     _carry(book, "train_micro_batch_size_per_gpu", "train.max_micro_batch")
     _carry(book, "gradient_accumulation_steps", "train.accumulate")
+    if "train.max_micro_batch" in book.values and "train.batch_size" not in book.values:
+        book.note("train.batch_size: not stated; DeepSpeed's is the micro batch times accumulation times ranks")
     _carry(book, "gradient_clipping", "train.clip_norm")
     if book.get("gradient_clipping") in (0, 0.0):
         book.put("train.clip_norm", None, "gradient_clipping")
@@ -310,7 +315,9 @@ def _scheduler(book: Book) -> None:
     _carry(
         book, "scheduler.type", "schedule.name", lambda kind: SCHEDULES.get(str(kind)), f"one of {', '.join(SCHEDULES)}"
     )
-    book.assume("schedule.final_factor", 0.0, "DeepSpeed's schedules end at 0")
+    _carry(book, parameters + "cos_min_ratio", "schedule.final_factor")
+    end = 0.0001 if book.get("scheduler.type") == "WarmupCosineLR" else 0.0
+    book.otherwise("schedule.final_factor", end, "where DeepSpeed's schedule ends")
     book.assume("schedule.per", "update", "DeepSpeed changes it at every update")
     _carry(book, parameters + "warmup_num_steps", "schedule.warmup.updates")
     _carry(book, parameters + "warmup_min_lr", "schedule.warmup.learning_rate_from")

@@ -34,14 +34,19 @@ class PaddleDetection(Importer):
     def translate(self, documents: Sequence[Document], *, cards: int | None) -> Sequence[Book]:
         """Translate one file, and that of ``--slim_config`` with a teacher; ``cards``: see ``translate`` of this module."""
         teachers = [document for document in documents if document.values.get("slim") == "Distill"]
-        students = [document for document in documents if document not in teachers] or teachers[:1]
+        students = [document for document in documents if document not in teachers]
         if len(students) > 1 or len(teachers) > 1:
             first = next(filter(_is_one, documents), documents[0])
             raise SpecError(
                 f"{first.name}: import a config of PaddleDetection alone, or with one of `slim: Distill`; it names its bases itself"
             )
+        if not students:
+            raise SpecError(
+                f"{teachers[0].name}: is what --slim_config takes, a teacher; give its student's file too: mtrain config import "
+                f"STUDENT.yml {teachers[0].name} --to spec.yml"
+            )
         books = [translate(students[0], cards=cards)]
-        if teachers and teachers != students:
+        if teachers:
             return [*books, _translate_teacher(teachers[0])]
         if books[0].get("for_distill") is True:
             books[0].note(

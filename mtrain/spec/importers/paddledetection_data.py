@@ -1,7 +1,7 @@
 """Translate data sets and readers of a PaddleDetection file: paths, batch, pre-processing, augmentation."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -78,9 +78,9 @@ def _label_list(book: Book) -> None:
     for source in sources:
         book.carry(source, "data.options.label_list")
         book.same(source, f"data.options.label_list: {show_value(book.get(source))}")
-    for section in (_TRAIN, _EVAL):
-        if book.get(f"{section}.image_dir"):
-            book.carry(f"{section}.image_dir", "data.images")
+    folders = [f"{section}.image_dir" for section in (_TRAIN, _EVAL) if book.has(section)]
+    if any(map(book.get, folders)):
+        _one_folder(book, folders)
 
 
 def _same_kind(book: Book, section: str, kind: str) -> None:
@@ -129,10 +129,15 @@ def _images(book: Book) -> None:
         for source in sources:
             book.same(source, "where mtrain looks without data.images")
         return
-    if len(set(map(str, folders))) == 1:
-        book.put("data.images", folders[0], sources[0])
+    _one_folder(book, sources)
+
+
+def _one_folder(book: Book, sources: Sequence[str]) -> None:
+    """Enter the image folders of the splits as one, if they are."""
+    folders = {str(book.get(source) or ".") for source in sources}
+    if len(folders) <= 1:
         for source in sources:
-            book.same(source, f"data.images: {show_value(folders[0])}")
+            book.settle(source, "data.images", *folders, remark=f"data.images: {show_value(*folders)}")
         return
     for source in sources:
         book.drop(source, "mtrain has one image folder; give one that holds both, with their folders in file_name")

@@ -85,7 +85,12 @@ def _exempt(book: Book) -> None:
     groups = book.get(source)
     entry = groups[0] if isinstance(groups, list) and len(groups) == 1 else None
     names = entry.get("params") if isinstance(entry, dict) else None
-    if not isinstance(names, list) or not isinstance(entry, dict) or entry.keys() != {"params", "weight_decay"}:
+    if (
+        "optimizer.groups" in book.values
+        or not isinstance(names, list)
+        or not isinstance(entry, dict)
+        or entry.keys() != {"params", "weight_decay"}
+    ):
         book.drop(source, "mtrain takes one list of names with a weight_decay; -o optimizer.groups=[...] says more")
         return
     pattern = "|".join(re.escape(str(name)) for name in names)

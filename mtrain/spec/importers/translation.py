@@ -1,5 +1,6 @@
 """Translate files of another project to values of a spec: recognise them, translate them, and write the result as text."""
 
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path as FilePath
@@ -7,7 +8,7 @@ from typing import Any
 
 from mtrain.errors import SpecError
 from mtrain.spec.importers import kinds
-from mtrain.spec.importers.documents import Document, read
+from mtrain.spec.importers.documents import Document, read_far
 from mtrain.spec.importers.importer import Importer, refuse_file
 from mtrain.spec.importers.key_report import Book, Given, ReportedKey, show_value
 from mtrain.spec.importers.launching import Accelerate, DeepSpeed
@@ -46,6 +47,23 @@ class Imported:
             lines += [f"{title}: {len(entries)}", *(f"  {entry}" for entry in entries)]
         return [one_line(line) for line in lines]
 
+    def summary(self) -> list[str]:
+        """Return lines for a job's start: how many keys have which fate, and what of the files is not as it was there."""
+        counts = (
+            f"{len(self.carried)} keys carried over, {len(self.assumed)} assumed, {len(self.dropped)} not carried over"
+        )
+        keys: dict[str, list[str]] = {}
+        for entry in self.dropped:
+            keys.setdefault(entry.remark, []).append(entry.key)
+        dropped = [f"not carried over: {', '.join(names)} - {reason}" for reason, names in keys.items()]
+        file = self.files[0]
+        lines = [
+            f"imported from {file}: {counts}; each: mtrain config import {shlex.quote(file)}",
+            *dropped,
+            *self.notes,
+        ]
+        return [one_line(line) for line in lines]
+
 
 @dataclass(frozen=True, slots=True)
 class Taken:
@@ -65,14 +83,13 @@ def take(file: FilePath, overrides: Sequence[str], *, is_script: bool) -> Taken 
     Raises: ``SpecError`` for a file of another project that no importer turns into a training, with what to do instead.
     """
     kinds.check_name(file)
-    try:
-        document = read(file)
-    except SpecError:
-        return None  # whoever reads it as a spec tells the mistakes
+    document, problems = read_far(file)
     importer = next((each for each in _shipped(Registry.read()) if each.recognises([document])), None)
     if importer is None:
         kinds.check_keys(document)
-        return None
+        return None  # whoever reads it as a spec tells the mistakes
+    if problems:
+        raise SpecError(problems)
     lacking = "" if is_script and importer.of_scripts else importer.lacking(document)
     if lacking:
         raise SpecError(f"{document.name}: is {lacking}")
@@ -84,7 +101,11 @@ def take(file: FilePath, overrides: Sequence[str], *, is_script: bool) -> Taken 
 
 def collect_values(books: Sequence[Book]) -> dict[str, Given]:
     """Return the values of all books, by path in the spec."""
-    return {path: setting for book in books for path, setting in book.values.items()}
+    values: dict[str, Given] = {}
+    for book in books:
+        # What one file states is not undone by what another leaves out.
+        values |= {path: new for path, new in book.values.items() if new.stated or path not in values}
+    return values
 
 
 def layer_of(values: Mapping[str, Given], documents: Sequence[Document]) -> Files:
