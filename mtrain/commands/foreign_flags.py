@@ -52,7 +52,7 @@ _LOCAL_BATCH = (
 MEGATRON: Mapping[str, str] = {
     **dict.fromkeys(("--model-parallel-size=", "--tensor-model-parallel-size=", "--tensor-parallel-size="), _TENSOR),
     **dict.fromkeys(("--pipeline-model-parallel-size=", "--pipeline-parallel-size="), _STAGES),
-    "--data-parallel-size=": "ranks that share no layer have parts of the batch: --nproc-per-node {value}, or as copies of a mesh "
+    "--data-parallel-size=": "each rank trains a part of the batch: --nproc-per-node {value}, or as copies of a mesh "
     "-b fsdp -o parallel.replicate={value}",
     "--context-parallel-size=": _EXPERTS,
     "--expert-model-parallel-size=": _EXPERTS,

@@ -531,7 +531,16 @@ def test_other_backbones_of_rtdetr_and_its_groups_without_decay():
     hgnet = load(convert([rtdetr("PPHGNetV2")]).text).spec
     assert hgnet.model.options["config"]["backbone_config"]["stage_num_blocks"] == [1, 2, 5, 2]
     assert hgnet.model.options["config"]["freeze_backbone_batch_norms"] is False
-    assert (hgnet.train.freeze, hgnet.optimizer.groups[0].learning_rate_factor) == ([], 0.01)
+    stem = [r"^model\.backbone\.model\.embedder\."]
+    assert (hgnet.train.freeze, hgnet.optimizer.groups[0].learning_rate_factor) == (stem, 0.01), (
+        "a factor of 0 is a frozen stem"
+    )
+    for factors in ("[.1, .01, .01, .01, .01]", "[.01, .01, .1, .01]", "[0., .01, .1, .01, .01]", "[[1], 2]"):
+        other = convert([rtdetr("PPHGNetV2", change=("[0., .01, .01, .01, .01]", factors))])
+        assert "PPHGNetV2.lr_mult_list" in [entry.key for entry in other.dropped]
+    both = convert([rtdetr("ResNet", groups=", param_groups: [{params: [norm], weight_decay: 0.0}]")])
+    assert any("param_groups" in entry.key for entry in both.dropped)
+    assert load(both.text).spec.optimizer.groups[0].learning_rate_factor == 0.1, "not lost to the groups without decay"
     names = ", param_groups: [{params: [relative_position_bias_table, norm], weight_decay: 0.0}]"
     swin = load(convert([rtdetr("SwinTransformer", groups=names)]).text).spec
     assert swin.model.options["config"]["encoder_in_channels"] == [384, 768, 1536]

@@ -110,6 +110,12 @@ class Book:
         else:
             self.drop(source, f"fixed at {show_value(value)} in {what}")
 
+    def require(self, source: str | Path, value: Any, *, what: str) -> None:
+        """Like ``fixed``, where another value would change the network. Raises: ``SpecError`` for one."""
+        if self.has(source) and not equal(self.get(source), value):
+            raise self.refuse(source, f"expected {show_value(value)}: {what} has no other")
+        self.same(source, f"always so in {what}")
+
     def assume(self, target: str, value: Any, why: str) -> None:
         """Set a value of the spec that no file states."""
         self.values[target] = Given(value, why, stated=False)
@@ -169,6 +175,10 @@ class Book:
         if not isinstance(value, bool):
             raise self.refuse(source, "expected true or false")
         return value
+
+    def left(self) -> list[Path]:
+        """Return the paths of the values that are not entered yet."""
+        return [leaf for leaf in self.document.leaves() if leaf not in self._entered]
 
     def close(self) -> None:
         """Enter everything that is left as having no counterpart."""

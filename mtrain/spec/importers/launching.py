@@ -24,6 +24,13 @@ BACKENDS: Mapping[str, str] = {
 PRECISIONS: Mapping[str, str] = {"no": "fp32", "bf16": "bf16", "fp16": "fp16"}
 RULES: Mapping[str, str] = {"Adam": "adam", "AdamW": "adamw", "SGD": "sgd", "Lion": "lion", "Lamb": "lamb"}
 SCHEDULES: Mapping[str, str] = {"WarmupLR": "constant", "WarmupDecayLR": "linear", "WarmupCosineLR": "cosine"}
+_USUAL: Mapping[str, Any] = {
+    "debug": False,
+    "downcast_bf16": "no",
+    "same_network": True,
+    "main_training_function": "main",
+}
+"""Values of Accelerate's further keys with which it does as mtrain always does."""
 _AUTO = "the spec or the script says it, as with `auto`"
 _ADVICE = (
     "a file that says where a script runs, and not what is trained: mtrain run --accelerate-config {file} train.py"
@@ -106,12 +113,7 @@ class Accelerate(_Launching):
         if dynamo != "NO":
             book.put("train.compile", value=True, source="dynamo_config.dynamo_backend")
         book.same("dynamo_config.dynamo_backend", "train.compile")
-        for key, value in (
-            ("debug", False),
-            ("downcast_bf16", "no"),
-            ("same_network", True),
-            ("main_training_function", "main"),
-        ):
+        for key, value in _USUAL.items():
             if equal(book.get(key), value):
                 book.same(key, "as always in mtrain")
         _parallelism(book)
@@ -244,17 +246,8 @@ def translate_deepspeed(book: Book) -> None:
     _optimizer(book)
     _scheduler(book)
     options = Registry.read().load("backends", "deepspeed").Options
-    for path in [leaf for leaf in book.document.leaves() if not _is_entered(leaf)]:
+    for path in book.left():
         _further(book, path, options)
-
-
-_ENTERED = ("train_", "gradient_", "bf16", "fp16", "optimizer", "scheduler")
-
-
-def _is_entered(path: Path) -> bool:
-    return str(path[0]).startswith(_ENTERED) or path[:1] + path[1:2] in {
-        ("zero_optimization", key) for key in ("stage", "offload_optimizer", "offload_param")
-    }
 
 
 def _further(book: Book, path: Path, options: Any) -> None:
@@ -275,15 +268,15 @@ def _further(book: Book, path: Path, options: Any) -> None:
 
 
 def _precision(book: Book) -> None:
-    on = [name for name in ("bf16", "fp16") if book.get((name, "enabled")) is True]
-    if len(on) > 1:
+    enabled = {name: book.get((name, "enabled")) for name in ("bf16", "fp16")}
+    if list(enabled.values()) == [True, True]:
         raise book.refuse("fp16.enabled", "but bf16 is enabled too; keep one")
-    for name in ("bf16", "fp16"):
-        if name in on:
+    for name, value in enabled.items():
+        if value is True:
             book.carry((name, "enabled"), "train.precision", name)
-        book.same((name, "enabled"), _AUTO if book.get((name, "enabled")) == "auto" else "off")
+        book.same((name, "enabled"), _AUTO if value == "auto" else "off")
         book.drop(name, "the scale of the loss is mtrain's")
-    if not on and not any(book.get((name, "enabled")) == "auto" for name in ("bf16", "fp16")):
+    if not any(enabled.values()):
         book.assume("train.precision", "fp32", "neither bf16 nor fp16 is enabled")
 
 
@@ -292,19 +285,16 @@ def _optimizer(book: Book) -> None:
         return
     parameters = "optimizer.params."
     _carry(book, "optimizer.type", "optimizer.rule", lambda kind: RULES.get(str(kind)), f"one of {', '.join(RULES)}")
-    for key, target in (
-        ("lr", "learning_rate"),
-        ("eps", "eps"),
-        ("weight_decay", "weight_decay"),
-        ("momentum", "momentum"),
-    ):
-        _carry(book, parameters + key, f"optimizer.{target}")
+    _carry(book, parameters + "lr", "optimizer.learning_rate")
+    for key in ("eps", "weight_decay", "momentum"):
+        _carry(book, parameters + key, f"optimizer.{key}")
     betas = book.get(parameters + "betas")
     if isinstance(betas, list) and len(betas) == 2 and all(map(is_number, betas)):
         book.put("optimizer.beta2", betas[1], parameters + "betas")
         book.carry(parameters + "betas", "optimizer.momentum", betas[0], remark=f"and optimizer.beta2: {betas[1]}")
     elif betas == "auto":
         book.same(parameters + "betas", _AUTO)
+    book.drop("optimizer")
     book.assume("optimizer.groups", [{"match": ""}], "DeepSpeed decays every parameter")
 
 
@@ -329,3 +319,4 @@ def _scheduler(book: Book) -> None:
         if book.get(parameters + "warmup_type", "log") == "log":
             book.note("schedule.warmup: rises by a line; DeepSpeed's warmup_type is log unless it says linear")
         book.same(parameters + "warmup_type", "schedule.warmup: linear")
+    book.drop("scheduler")

@@ -69,6 +69,7 @@ _LOSS = {
 _FRACTIONS = {"dropout", "hidden_expansion", "label_noise_ratio", "box_noise_scale", *_LOSS.values()} - {
     "auxiliary_loss"
 }
+_STEM = [r"^model\.backbone\.model\.embedder\."]
 _FIXED: Mapping[str, Any] = {
     "HybridEncoder.encoder_layer.name": "TransformerLayer",
     "HybridEncoder.depth_mult": 1.0,
@@ -123,9 +124,7 @@ def _check(book: Book) -> None:
             raise book.refuse(("DETR", part), f"expected {expected}: mtrain imports RT-DETR and no other DETR")
     width = book.integer("HybridEncoder.hidden_dim", 256)
     for key, value in {**_FIXED, "HybridEncoder.encoder_layer.d_model": width}.items():
-        if book.has(key) and not equal(book.get(key), value):
-            raise book.refuse(key, f"expected {show_value(value)}: {_WHAT} has no other")
-        book.same(key, f"always so in {_WHAT}")
+        book.require(key, value, what=_WHAT)
     if equal(book.get("eval_size"), [640, 640]):
         book.same("eval_size", "positions are computed for the size of the images")
     if equal(book.get("ema_filter_no_grad"), other=True):
@@ -190,12 +189,8 @@ def _hgnet(book: Book) -> tuple[dict[str, Any], Sequence[int]]:
 def _swin(book: Book) -> tuple[dict[str, Any], Sequence[int]]:
     if book.get("SwinTransformer.arch") != "swin_L_384":
         raise book.refuse("SwinTransformer.arch", "expected swin_L_384")
-    for key, value in (("ape", False), ("patch_norm", True)):
-        if book.has(("SwinTransformer", key)) and not equal(book.get(("SwinTransformer", key)), value):
-            raise book.refuse(
-                ("SwinTransformer", key), f"expected {show_value(value)}: transformers' Swin has no other"
-            )
-        book.same(("SwinTransformer", key), "always so in transformers' Swin")
+    book.require("SwinTransformer.ape", value=False, what="transformers' Swin")
+    book.require("SwinTransformer.patch_norm", value=True, what="transformers' Swin")
     rate = book.number("SwinTransformer.drop_path_rate", 0.2)
     network = {
         "model_type": "swin",
@@ -219,15 +214,18 @@ def _train_backbone(book: Book, kind: str, config: dict[str, Any]) -> None:
     if book.integer((kind, "freeze_at"), 0) >= 0:
         if not book.truth((kind, "freeze_stem_only"), default=kind != "ResNet"):
             raise book.refuse((kind, "freeze_at"), "expected freeze_stem_only: true")
-        book.put("train.freeze", [r"^model\.backbone\.model\.embedder\."], (kind, "freeze_at"))
+        book.put("train.freeze", _STEM, (kind, "freeze_at"))
     for key in ("freeze_at", "freeze_stem_only"):
         book.same((kind, key), "train.freeze: the stem, or nothing")
     factors = book.get((kind, "lr_mult_list"))
     if not isinstance(factors, list) or not factors:
         return
-    if not equal(factors[-4:], factors[-1:] * 4):
+    stem, stages, last = factors[:-4], factors[-4:], factors[-1]
+    if stages != [last] * 4 or stem not in ([], [0], [last]):
         book.drop((kind, "lr_mult_list"), "mtrain has one factor for the backbone here")
         return
-    group = {"match": r"^model\.backbone\.", "learning_rate_factor": factors[-1]}
+    if stem == [0]:
+        book.put("train.freeze", _STEM, (kind, "lr_mult_list"))
+    group = {"match": r"^model\.backbone\.", "learning_rate_factor": last}
     book.put("optimizer.groups", [group, {"match": ""}], (kind, "lr_mult_list"))
-    book.same((kind, "lr_mult_list"), f"optimizer.groups.0.learning_rate_factor: {show_value(factors[-1])}")
+    book.same((kind, "lr_mult_list"), f"optimizer.groups.0.learning_rate_factor: {show_value(last)}")
