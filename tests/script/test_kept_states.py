@@ -101,7 +101,32 @@ def test_equal_states_are_saved_once_and_so_is_what_rank_0_alone_keeps():
     assert not warnings
 
 
+def test_a_state_that_cannot_be_stored_on_one_rank_is_an_error_on_all():
+    def save(rank: int, collective: Any) -> Any:
+        objects, state = KeptObjects(collective, None, np.asarray, warn=print), {"value": 1}
+        objects.keep("own", state)
+        state["value"] = object() if rank == 1 else 2
+        return objects.states()
+
+    errors = Ranks(3).run(save)
+    assert [str(error).partition(":")[0] for error in errors] == ["session.keep('own')"] * 3
+
+
 # ---------------------------------------------------------------------------------------------------- rows of samples
+@pytest.mark.parametrize("rows", [(0, None), (None, 0), (0, 1), (0, "no such name")], ids=str)
+def test_rows_that_not_all_ranks_keep_alike_are_one_error_on_all(rows):
+    def save(rank: int, collective: Any) -> Any:
+        objects = KeptObjects(collective, None, np.asarray, warn=print)
+        if rows[rank] != "no such name":
+            thing = SimpleNamespace(state_dict=lambda: np.ones((5, 5)), load_state_dict=None)
+            objects.keep("hidden", thing, rows=rows[rank], shares=shares_of(rank, 2))
+        return objects.states()
+
+    for error in Ranks(2).run(save):
+        assert isinstance(error, ScriptError)
+        assert f"session.keep('hidden'): rows={rows[0]} on rank 0" in str(error)
+
+
 WHOLE = np.arange(2 * BATCH * 3, dtype=np.float64).reshape(2, BATCH, 3)
 LAYOUTS = (
     {"size": 1}, {"size": 2}, {"size": 3}, {"size": 4}, {"size": 1, "rounds": 2},

@@ -8,12 +8,20 @@ SCRIPT = str(SCRIPTS / "train_muon.py")
 
 
 @pytest.mark.job
-@pytest.mark.parametrize("backend", ["ddp", pytest.param("horovod", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "backend",
+    [
+        ["ddp"],
+        pytest.param(["horovod"], marks=pytest.mark.slow),
+        pytest.param(["deepspeed", "-o", "backend.options.stage=0"], marks=pytest.mark.slow),
+    ],
+    ids=" ".join,
+)
 def test_two_ranks_train_the_weights_of_one(backend, tmp_path):
     done(tmp_path, "--name", "one", "-b", "solo", SCRIPT)
-    done(tmp_path, "--name", "two", "-b", backend, "--nproc-per-node", "2", SCRIPT)
+    done(tmp_path, "--name", "two", "-b", *backend, "--nproc-per-node", "2", SCRIPT)
     difference = largest_difference(weights(tmp_path, "two"), weights(tmp_path, "one"))
-    print(f"muon on 2 ranks of {backend}: largest difference after 50 updates {difference:.1e}")
+    print(f"muon on 2 ranks of {' '.join(backend)}: largest difference after 50 updates {difference:.1e}")
     assert difference <= 1e-12
 
 

@@ -249,9 +249,9 @@ class Loop(Iterator[MicroBatch]):
         )
         # After the batch has come: reading samples in this process may have drawn from the generators.
         if self.job.seed is not None and self._seed_generators is not None:
-            self._seed_generators(shard_seed(self.job.seed, micro.shard, self.progress.update))
-            of_host = 0 if self.job.draws_alike else micro.shard
-            seed_host(shard_seed(self.job.seed, of_host, self.progress.update))
+            seed = shard_seed(self.job.seed, micro.shard, self.progress.update)
+            self._seed_generators(seed)
+            seed_host(shard_seed(self.job.seed, 0, self.progress.update) if self.job.draws_alike else seed)
         for stepper in self.job.steppers:
             stepper.begin(micro)
         return micro
@@ -339,10 +339,10 @@ class Loop(Iterator[MicroBatch]):
             last, self._unread = self._unread, None
             requests |= self._read(last)
         self.hooks.inspect(self.progress)
-        requests, self._held = requests | self._held | Requests(save_due=save), NO_REQUESTS
-        if self.holds:
-            self._held = requests
-        else:
+        if save or self._held is not NO_REQUESTS:
+            requests |= self._held | Requests(save_due=save)
+        self._held = requests if self.holds else NO_REQUESTS
+        if not self.holds:
             self._after_update(evaluate=evaluate, save=requests.why, stop=requests.stop)
 
     def _agree(self, *, leaves: bool) -> Requests:

@@ -86,15 +86,30 @@ class KeptObjects:
         Raises:
             ScriptError: a state cannot be stored, rank 0 lacks one, or rows are not as many as a rank's samples; raised on every rank.
         """
-        states = {name: as_plain(_state_of(item), name=name) for name, item in self._objects.items()}
+        states: dict[str, Any] = {}
+        problem = ""
+        try:
+            states = {name: as_plain(_state_of(item), name=name) for name, item in self._objects.items()}
+        except ScriptError as error:
+            problem = str(error)
         # Digests and not the states: they are gathered from all ranks at each save.
         own = {name: hashlib.sha256(json.dumps(state).encode()).digest() for name, state in states.items()}
-        first, *others = self._collective.all_gather(own)
+        axes = {name: axis for name, (axis, _) in self._rows.items()}
+        problems, digests_of, axes_of = zip(*self._collective.all_gather((problem, own, axes)), strict=True)
+        if problem := next(filter(None, problems), ""):
+            raise ScriptError(problem)
+        first, *others = digests_of
         for rank, digests in enumerate(others, 1):
             if unknown := next((name for name in digests if name not in first), None):
                 raise ScriptError(
                     f"session.keep: the state of {unknown!r} on rank {rank} is kept, and rank 0 keeps none; keep the same names on every "
                     "rank"
+                )
+            # Rows are joined by all ranks together.
+            if differing := sorted(dict(axes_of[0].items() ^ axes_of[rank].items())):
+                raise ScriptError(
+                    f"session.keep({differing[0]!r}): rows={axes_of[0].get(differing[0])} on rank 0, and "
+                    f"rows={axes_of[rank].get(differing[0])} or no such name on rank {rank}; keep it with the same rows= on every rank"
                 )
         for name in first:
             if name in self._rows:

@@ -134,7 +134,7 @@ class ScriptLoop(Iterator[Any]):
         assert micro is not None
         if id(stepper) not in self._weights:
             self._weights[id(stepper)] = LossWeights(job.shares, job.session.collective)
-        return self._weights[id(stepper)].take(kind, micro, is_further=stepper.used, place=self._place)
+        return self._weights[id(stepper)].take(kind, micro, is_further=stepper.used, place=lambda: self._place)
 
     def gradients_of(self, stepper: Stepper, loss: Any, *, retain_graph: bool, kind: LossKind) -> Mapping[str, Any]:
         """Take a loss of the micro batch in hands, and return its own gradients, see ``Updater.gradients``."""

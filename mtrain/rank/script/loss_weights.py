@@ -1,6 +1,7 @@
 """What a loss counts in its update, where it is a sum, or a mean over what a script has counted, such as tokens or boxes."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,7 +31,7 @@ class LossKind:
         if reduction not in ("mean", "sum"):
             raise ScriptError(f"optimizer.update: reduction={reduction!r} given; expected 'mean' or 'sum'")
         if weight is None:
-            return cls(reduction=reduction)
+            return MEAN if reduction == "mean" else cls(reduction=reduction)
         # A tensor on a device is read here, and waited for.
         is_number = not isinstance(weight, bool | str) and math.prod(getattr(weight, "shape", ())) == 1
         try:
@@ -45,6 +46,10 @@ class LossKind:
         return cls(reduction=reduction, weight=value)
 
 
+MEAN = LossKind()
+"""The mean over the samples of a micro batch."""
+
+
 class LossWeights:
     """The weights of one model's losses in the update in hands."""
 
@@ -56,10 +61,12 @@ class LossWeights:
         """Of the weights of this rank's micro batches so far."""
         self._is_weighted = False
 
-    def take(self, kind: LossKind, micro: MicroBatch, *, is_further: bool, place: str) -> tuple[float, float]:
+    def take(
+        self, kind: LossKind, micro: MicroBatch, *, is_further: bool, place: Callable[[], str]
+    ) -> tuple[float, float]:
         """Return the factor of a loss, and by what the mean of all over micro batches and ranks must be divided once it is known.
 
-        Every rank must call, with a weight or without one.
+        Every rank must call, with a weight or without one. ``place`` returns where the loop is, for messages.
 
         Raises:
             ScriptError: all weights of the update are 0, or its losses do not go together.
@@ -72,7 +79,7 @@ class LossWeights:
         mixes = is_weighted != self._is_weighted or (is_weighted and is_further)
         if passes > 1 and not is_first and mixes:
             raise ScriptError(
-                f"optimizer.update(loss, weight=...) ({place}): a weight given for some losses of an update of {passes} micro batches; "
+                f"optimizer.update(loss, weight=...) ({place()}): a weight given for some losses of an update of {passes} micro batches; "
                 "give it for each micro batch, of one loss, or train with accumulate=1 and a rank for each shard"
             )
         self._is_weighted = is_weighted
@@ -88,8 +95,8 @@ class LossWeights:
             self._unit = mean or 1.0
         if micro.last and mean == 0:
             raise ScriptError(
-                f"optimizer.update(loss, weight=...) ({place}): all weights of the update are 0, so it has no mean; leave out batches that "
-                "nothing counts in"
+                f"optimizer.update(loss, weight=...) ({place()}): all weights of the update are 0, so it has no mean; leave out batches "
+                "that nothing counts in"
             )
         factor = (own if kind.reduction == "mean" else counts) / self._unit
         return factor, mean / self._unit if micro.last else 1.0
