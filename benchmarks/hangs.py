@@ -232,7 +232,7 @@ def watch(cell: Cell, found: Found, folder: Path, output: Path, job: "subprocess
             found.said_after_s, found.text = now, said[0]
         found.all_said = said
         if job.poll() is not None:
-            found.ended_after_s, found.last = now, " // ".join(line for line in said if "report" not in line)[:600]
+            found.ended_after_s, found.last = now, " // ".join(line for line in said if "report" not in line)[-600:]
             return
         if reports and found.said_after_s is not None and now - found.said_after_s > 3 and not cell.is_healthy:
             return

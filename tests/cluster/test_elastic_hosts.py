@@ -293,6 +293,12 @@ def test_a_host_whose_ranks_hang_again_is_left_out():
     assert job.gathering.left == [(1, elastic_hosts.HUNG_S)]
 
 
+def test_a_host_that_leaves_while_others_fail_is_not_said_to_hang():
+    job = hosts("step-00000004", "step-00000004", None, fewest=2)
+    assert job._leaves(2)
+    assert job.change(outcome(ended=(0, 1, 2))) == ""
+
+
 def test_a_host_without_which_the_job_cannot_go_on_stays_however_often_it_hangs():
     job = hosts("step-00000004", "step-00000004", fewest=2)
     assert [job.change(outcome(ended=(0, 1), hung=(1,))) for _ in range(4)] == [""] * 4

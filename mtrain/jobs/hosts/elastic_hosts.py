@@ -120,8 +120,8 @@ class ElasticHosts(ConnectedHosts):
         """Return which hosts are lost, leave, have come, or are left out."""
         if outcome.reformed:
             return outcome.reformed
-        if self._leave_out(outcome):
-            return f"{self._name_hosts(self._leaving)} left out: its ranks have hung {MAX_HANGS} times"
+        if hung := self._leave_out(outcome):
+            return f"{self._name_hosts(hung)} left out: its ranks have hung {MAX_HANGS} times"
         lost = [self._order[place] for place in self._lost(outcome)]
         return outcome.judge().headline if lost else ""
 
@@ -244,14 +244,16 @@ class ElasticHosts(ConnectedHosts):
         self.gathering.leave_alone(node, seconds=LEFT_S * 2 ** (self._left[node] - 1))
         return True
 
-    def _leave_out(self, outcome: Outcome) -> bool:
-        """Leave a host out whose ranks have hung again, where the job can go on without it; return whether there is one."""
+    def _leave_out(self, outcome: Outcome) -> list[int]:
+        """Leave hosts out whose ranks have hung again, where the job can go on without them; return them."""
+        left = []
         for node in (self._order[place] for place in outcome.hung_nodes()):
             self._hung[node] = self._hung.get(node, 0) + 1
             if self._hung[node] >= MAX_HANGS and len(self._order) - len({*self._leaving, node}) >= self.fewest:
                 self._leaving.add(node)
                 self.gathering.leave_alone(node, seconds=HUNG_S)
-        return bool(self._leaving)
+                left.append(node)
+        return left
 
     def _drop_leaving(self) -> None:
         left = [node for node in self._leaving if node in self.members]

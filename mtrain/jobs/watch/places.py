@@ -103,6 +103,11 @@ def _is_collective(frames: Sequence[Frame], own: Frame | None) -> bool:
     return _COLLECTIVES.search(frames[len(inside)].file) is not None
 
 
+def is_exchange(file: str) -> bool:
+    """Return whether ranks exchange something in a file of a library."""
+    return _COLLECTIVES.search(file) is not None or file.endswith(tuple(name for name, _ in _BACKWARD))
+
+
 def _call(frames: Sequence[Frame]) -> str:
     """Return the name of the collective call in which a rank waits, and what mtrain sends by it."""
     inside = [frame for frame in frames if _COLLECTIVES.search(frame.file)]

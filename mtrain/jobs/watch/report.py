@@ -63,7 +63,7 @@ def describe(finding: Finding, ranks: Mapping[int, Seen], *, at: Callable[[float
     waiting = {rank: seen for rank, seen in ranks.items() if rank not in suspects and rank != STARTER}
     cause = _join({rank: ranks[rank] for rank in suspects})
     if finding.kind == "slow":
-        usual = f", and {finding.usual_s:.0f} s at most before" if finding.usual_s else ""
+        usual = f", and {finding.usual_s:.0f} s at most before" if finding.usual_s >= 0.5 else ""
         head = f"no progress for {now - finding.since:.0f} s{usual}: "
     else:
         head = "" if finding.kind == "stopped" else f"nothing moves since {at(finding.since)}: "

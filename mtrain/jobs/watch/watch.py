@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mtrain.jobs.watch.looks import STARTER
-from mtrain.jobs.watch.places import Place
+from mtrain.jobs.watch.places import Place, is_exchange
 from mtrain.jobs.watch.report import Report, Seen, describe
 from mtrain.jobs.watch.rules import Finding, Rules, Watching
 
@@ -20,6 +20,9 @@ TIMEOUT = re.compile(
     re.IGNORECASE,
 )
 """What errors say of a rank whose patience with the others has ended."""
+INNERMOST = 4
+"""How many of the innermost calls of an error may be the collective that has timed out."""
+_FILES = re.compile(r'^\s*File "(.+?)", line', re.MULTILINE)
 
 
 @dataclass(kw_only=True)
@@ -75,7 +78,7 @@ class Watch:
     def fail(self, failure: Mapping[str, Any]) -> bool:
         """Note that a rank has failed; return whether the others are to be asked where they are before they are ended."""
         is_first, self._failed = not self._failed, True
-        return is_first and not self._places and TIMEOUT.search(str(failure.get("error"))) is not None
+        return is_first and not self._places and _has_waited(failure)
 
     def note_progress(self) -> None:
         """Note that a record has come."""
@@ -129,11 +132,12 @@ class Watch:
         end_s, now = self.watching.end_s, self.clock()
         if end_s is None or self._report is None or not self._report.may_end:
             return False
-        return any(now - finding.since >= end_s for finding in self._said.values())
+        # What is so now counts: a long computation may have come before, and was said too.
+        return any(now - finding.since >= end_s for finding in self._found if finding.kind in ("stopped", "still"))
 
     def explain(self, failure: Mapping[str, Any]) -> Report | None:
         """Return which ranks did not come, if the failure of a rank tells that its patience has ended; None: unknown."""
-        if not TIMEOUT.search(str(failure.get("error"))):
+        if not _has_waited(failure):
             return None
         waited = int(failure.get("rank", -1))
         # The starter ends the others after it; what counts is what they did before.
@@ -179,3 +183,10 @@ class Watch:
 
     def _at(self, moment: float) -> str:
         return time.strftime("%H:%M:%S", time.localtime(self.wall() - (self.clock() - moment)))
+
+
+def _has_waited(failure: Mapping[str, Any]) -> bool:
+    """Return whether a failure tells that a rank's patience with the others has ended, and not that with a download of its own."""
+    files = _FILES.findall(str(failure.get("traceback", "")))[-INNERMOST:]
+    is_timeout = TIMEOUT.search(str(failure.get("error"))) is not None
+    return is_timeout and (not files or any(map(is_exchange, files)))

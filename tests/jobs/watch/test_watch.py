@@ -164,6 +164,16 @@ def test_a_job_that_is_never_ended_goes_on_and_is_reported_once(tmp_path, clock)
     assert outcome.ok
 
 
+def test_a_long_computation_before_a_hang_does_not_shorten_the_time_after_which_the_job_is_ended(tmp_path, clock):
+    phases = [(400, [idle(0)]), (460, [idle(0), stopped(1)]), (1e9, [])]
+    host = Host(clock, phases, {0: WAITS, 1: SLEEPS})
+    outcome, shown = run(tmp_path, clock, [host], watching=WATCHED, ends_s=600.0)
+    assert "no progress for" in shown
+    assert "rank 1 (host 10.0.0.1) has been stopped" in shown
+    assert outcome.hang is None
+    assert outcome.ok
+
+
 def test_a_job_that_is_not_watched_says_nothing(tmp_path, clock):
     host = Host(clock, [(1e9, [idle(0), stopped(1)])], {})
     outcome, shown = run(tmp_path, clock, [host], watching=None)
@@ -243,6 +253,23 @@ def test_what_horovod_says_of_missing_ranks_is_used(tmp_path, clock):
     assert outcome.judge().headline.startswith(
         "rank 1 did not come, as Horovod says; rank 0 on 10.0.0.1 has waited in vain"
     )
+
+
+@pytest.mark.parametrize(
+    ("file", "is_named"),
+    [
+        ("/venv/site-packages/torch/distributed/distributed_c10d.py", True),
+        ("/venv/site-packages/torch/autograd/graph.py", True),
+        ("/venv/site-packages/requests/adapters.py", False),
+        ("/venv/site-packages/torch/utils/data/dataloader.py", False),
+    ],
+)
+def test_a_download_that_times_out_is_the_fault_of_no_other_rank(tmp_path, clock, file, is_named):
+    traceback = f'  File "/job/train.py", line 7, in <module>\n    get()\n  File "{file}", line 5, in get\n'
+    failure = {"rank": 0, "error": "ReadTimeout: timed out", "traceback": f"{traceback}ReadTimeout: timed out\n"}
+    host = Host(clock, [], {0: WAITS, 1: SLEEPS}, events=fails({**TIMED_OUT, "failure": failure}, 20.5))
+    outcome, _ = run(tmp_path, clock, [host], watching=WATCHED)
+    assert (outcome.hang is not None) == is_named
 
 
 GAVE_UP = "  epoch 1\n  the exchange of gradients failed: another rank has ended, or is unreachable\n  Aborted"
