@@ -9,6 +9,7 @@ import click
 
 from mtrain.commands.helping import Command
 from mtrain.errors import UsageError
+from mtrain.jobs.watch.report import number_rows
 from mtrain.spec import terminal
 from mtrain.spec.files import MAX_OWN_BYTES, parse_json, read_bytes
 from mtrain.spec.hostnames import few as few_hosts
@@ -117,14 +118,7 @@ def _call(frame: Frame | None) -> str:
 
 def few(numbers: Iterable[int]) -> str:
     """Return numbers for a message, in a row as ``4 to 7``."""
-    rows: list[list[int]] = []
-    for number in sorted(numbers):
-        if rows and rows[-1][-1] == number - 1:
-            rows[-1].append(number)
-        else:
-            rows.append([number])
-    words = [f"{row[0]} to {row[-1]}" if len(row) > 2 else ", ".join(map(str, row)) for row in rows]
-    return ", ".join(words)
+    return ", ".join(number_rows(numbers))
 
 
 def _unasked_hosts(run: Path, nodes: Collection[int]) -> list[str]:

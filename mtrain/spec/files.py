@@ -4,6 +4,7 @@ Opening a named pipe waits for a writer for ever, and reading a device such as `
 user may be either, by mistake or on purpose.
 """
 
+import contextlib
 import errno
 import json
 import os
@@ -107,6 +108,17 @@ def parse_json(content: bytes | str) -> Any:
     # json's reader calls itself for each level, so brackets alone can end it.
     except RecursionError:
         raise ValueError("nested too deeply") from None
+
+
+def parse_json_lines(content: bytes) -> list[dict[str, Any]]:
+    """Return the lines that are JSON objects with a ``time``; others, and those that are cut off, are left out."""
+    lines = []
+    for text in content.splitlines():
+        with contextlib.suppress(ValueError):
+            line = parse_json(text)
+            if isinstance(line, dict) and type(line.get("time")) in (int, float):
+                lines.append(line)
+    return lines
 
 
 def path_problem(error: Exception) -> str:

@@ -5,10 +5,12 @@ there must not write to that file. The run folder itself, and the folders above 
 """
 
 import errno
+import json
 import os
 import stat
-from collections.abc import Iterator
-from contextlib import contextmanager
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, BinaryIO, cast
 
@@ -77,6 +79,13 @@ def write_bytes(path: Path, content: bytes) -> None:
     """Replace ``path`` in one step by a file with this content; see ``replace``."""
     with replace(path) as file:
         file.write(content)
+
+
+def add_json_line(path: Path, fields: Mapping[str, Any]) -> None:
+    """Add a line of JSON with the time to a file, as far as that is possible: no job ends for it."""
+    line = json.dumps({"time": round(time.time(), 3), **fields}, ensure_ascii=False) + "\n"
+    with suppress(OSError), open_to_write(path, "a", encoding="utf-8", errors=LONE) as file:
+        file.write(line)
 
 
 def write_text(path: Path, text: str) -> None:

@@ -5,7 +5,6 @@ object: an attempt that begins (``time``, ``hosts``, ``restarts``), or a host th
 """
 
 import contextlib
-import json
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from mtrain.spec import outputs
-from mtrain.spec.files import open_file, parse_json
+from mtrain.spec.files import open_file, parse_json_lines
 from mtrain.spec.hostnames import few
 
 FILE = "hosts.jsonl"
@@ -42,12 +41,7 @@ class HostLog:
         self._add({"lost": host, "why": why})
 
     def _add(self, fields: dict[str, Any]) -> None:
-        line = json.dumps({"time": round(time.time(), 3), **fields}, ensure_ascii=False) + "\n"
-        with (
-            contextlib.suppress(OSError),
-            outputs.open_to_write(self.run_dir / FILE, "a", encoding="utf-8", errors=outputs.LONE) as file,
-        ):
-            file.write(line)
+        outputs.add_json_line(self.run_dir / FILE, fields)
 
     def _forget_old(self) -> None:
         path = self.run_dir / FILE
@@ -84,7 +78,7 @@ class HostLog:
                 size_bytes = file.seek(0, 2)
                 while True:
                     file.seek(max(0, size_bytes - tail_bytes))
-                    lines = _whole_lines(file.read())
+                    lines = [line for line in parse_json_lines(file.read()) if _is_known(line)]
                     # A line names all hosts of a job, so an attempt of a thousand may begin far from the end of the file.
                     if tail_bytes >= min(size_bytes, 2 * MAX_BYTES) or any("hosts" in line for line in lines):
                         return lines
@@ -93,21 +87,11 @@ class HostLog:
             return []
 
 
-def _whole_lines(content: bytes) -> list[dict[str, Any]]:
-    """Return the lines that are JSON objects; the first and the last one may be cut off."""
-    lines = []
-    for text in content.splitlines():
-        with contextlib.suppress(ValueError):
-            line = parse_json(text)
-            lines += [line] if isinstance(line, dict) and _is_known(line) else []
-    return lines
-
-
 def _is_known(line: dict[str, Any]) -> bool:
     """Return whether a line is one that a job writes."""
     hosts, restarts = line.get("hosts", []), line.get("restarts", 0)
     are_hosts = isinstance(hosts, list) and all(isinstance(host, str) for host in hosts) and isinstance(restarts, int)
-    return are_hosts and isinstance(line.get("lost", ""), str) and isinstance(line.get("time"), int | float)
+    return are_hosts and isinstance(line.get("lost", ""), str)
 
 
 def words(known: dict[str, Any]) -> list[str]:

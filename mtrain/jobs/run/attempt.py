@@ -275,14 +275,10 @@ class Attempt:
     def _make_watch(self) -> Watch | None:
         if self.plan.watching is None:
             return None
-        ranks = {
-            node: range(first, first + self.plan.hosts[node].slots)
-            for node in self.members
-            for first in (self.plan.first_rank(node),)
-        }
+        firsts = {node: self.plan.first_rank(node) for node in self.members}
         return Watch(
             watching=self.plan.watching,
-            ranks=ranks,
+            ranks={node: range(first, first + self.plan.hosts[node].slots) for node, first in firsts.items()},
             labels={node: member.label for node, member in self.members.items()},
             clock=time.monotonic,
             wall=time.time,
@@ -305,7 +301,7 @@ class Attempt:
             self.display.note("the ranks go on")
             self._send_all({"do": "hang", "report": {"over": True}})
         if watch.is_over() and watch.report is not None:
-            outcome.hang, outcome.hung_s = watch.report, self.plan.watching.end_s if self.plan.watching else None
+            outcome.hang, outcome.hung_s = watch.report, watch.watching.end_s
             self._end_all()
 
     def _ask_places(self) -> None:

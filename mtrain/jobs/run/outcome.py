@@ -115,7 +115,7 @@ class Outcome:
         for rank, code in self._deaths():
             if code != -signal.SIGTERM:  # which a starter sends to the others
                 lines = [line.strip() for line in self._log(rank).text.splitlines() if TIMEOUT.search(line)]
-                found.append({"rank": rank, "error": lines[0]} if lines else None)
+                found.append({"rank": rank, "error": lines[-1]} if lines else None)
         return None if None in found else next(iter(found), None)
 
     def judge(self) -> Verdict:

@@ -4,8 +4,6 @@ Each line of ``hangs.jsonl`` is a JSON object: what was said of a hang (``time``
 did not come), or that the ranks went on (``time``, ``over``).
 """
 
-import contextlib
-import json
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from mtrain.spec import outputs
-from mtrain.spec.files import open_file, parse_json
+from mtrain.spec.files import open_file, parse_json_lines
 
 FILE = "hangs.jsonl"
 TAIL_BYTES = 64 << 10
@@ -27,12 +25,7 @@ class HangLog:
 
     def add(self, report: Mapping[str, Any]) -> None:
         """Add what was said of a hang."""
-        line = json.dumps({"time": round(time.time(), 3), **report}, ensure_ascii=False) + "\n"
-        with (
-            contextlib.suppress(OSError),
-            outputs.open_to_write(self.run_dir / FILE, "a", encoding="utf-8", errors=outputs.LONE) as file,
-        ):
-            file.write(line)
+        outputs.add_json_line(self.run_dir / FILE, report)
 
     def read(self, *, most: int = 3) -> list[dict[str, Any]]:
         """Return the last hangs, each with ``over`` (when the ranks went on) where they did; lines of others are left out."""
@@ -43,21 +36,12 @@ class HangLog:
         except OSError:
             return []
         hangs: list[dict[str, Any]] = []
-        for text in content.splitlines():
-            line = _parse(text)
+        for line in parse_json_lines(content):
             if isinstance(line.get("text"), str):
                 hangs.append(line)
             elif "over" in line and hangs:
                 hangs[-1]["over"] = line["time"]
         return hangs[-most:]
-
-
-def _parse(text: bytes) -> dict[str, Any]:
-    with contextlib.suppress(ValueError):
-        line = parse_json(text)
-        if isinstance(line, dict) and isinstance(line.get("time"), int | float) and not isinstance(line["time"], bool):
-            return line
-    return {}
 
 
 def words(hangs: list[dict[str, Any]]) -> list[str]:

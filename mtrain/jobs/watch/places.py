@@ -150,8 +150,7 @@ def ask(pids: Mapping[int, int], *, idle: Mapping[int, bool], children: Mapping[
 def _child_words(stack: Stack) -> str:
     if not stack.frames:
         return f"unknown: {stack.why}"
-    own = stack.own
-    return _words(own or stack.frames[0])
+    return _words(stack.own or stack.frames[0])
 
 
 def missing_ranks(log: Path, *, start: int) -> list[int]:

@@ -1,6 +1,6 @@
 """What is said of a hang: which ranks do not come, where the others wait for them, and what helps."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -171,16 +171,17 @@ def _names(numbers: Sequence[int], ranks: Mapping[int, Seen]) -> str:
     host = f" (host {hosts.pop()})" if len(hosts) == 1 else ""
     if list(numbers) == [STARTER]:
         return f"the starter of the ranks{host}"
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and runs[-1][-1] == number - 1:
-            runs[-1].append(number)
-        else:
-            runs.append([number])
-    parts = [
-        part
-        for run in runs
-        for part in ([f"{run[0]} to {run[-1]}"] if len(run) > 2 else [str(number) for number in run])
-    ]
+    parts = number_rows(numbers)
     text = parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"
     return f"rank{'s' if len(numbers) > 1 else ''} {text}{host}"
+
+
+def number_rows(numbers: Iterable[int]) -> list[str]:
+    """Return numbers in words, three or more in a row as ``4 to 7``."""
+    rows: list[list[int]] = []
+    for number in sorted(numbers):
+        if rows and rows[-1][-1] == number - 1:
+            rows[-1].append(number)
+        else:
+            rows.append([number])
+    return [word for row in rows for word in ([f"{row[0]} to {row[-1]}"] if len(row) > 2 else map(str, row))]

@@ -117,7 +117,7 @@ class Watch:
         if not new:
             return None
         self._said |= {finding.key: finding for finding in new}
-        self._report = self._describe(new[0], now)
+        self._report = describe(new[0], self._seen(), at=self._at, now=now)
         return self._report
 
     def has_gone_on(self) -> bool:
@@ -163,9 +163,6 @@ class Watch:
     def _is_lock(self) -> bool:
         """Return whether all ranks wait for the lock of a build."""
         return len(self._places) == self.rules.size and all(place.kind == "lock" for place in self._places.values())
-
-    def _describe(self, finding: Finding, now: float) -> Report:
-        return describe(finding, self._seen(), at=self._at, now=now)
 
     def _seen(self, *, before_end: bool = False) -> dict[int, Seen]:
         hosts = {rank: self.labels[node] for node, ranks in self.ranks.items() for rank in ranks}
