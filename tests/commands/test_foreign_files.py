@@ -52,6 +52,8 @@ def test_a_mistake_is_told_at_its_place_in_the_file():
     Path("mine.yml").write_text(f"_BASE_: ['{PPYOLOE}']\nema_decay: 1.5\n")
     with pytest.raises(SpecError, match=r"mine\.yml:2 ema_decay: train\.ema\.decay: given 1\.5"):
         config.load("mine.yml", environ={})
+    with pytest.raises(SpecError, match=r"sample_transforms: given \[NormalizeImage\], expected a list such as"):
+        config.load(str(PPYOLOE), overrides=["EvalReader.sample_transforms=[NormalizeImage]"], environ={})
     with pytest.raises(SpecError, match=r"-o epohc=3: unknown key"):
         config.load(str(PPYOLOE), overrides=["epohc=3"], environ={})
 

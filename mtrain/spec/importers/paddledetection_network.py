@@ -189,7 +189,7 @@ def _shape(path: str) -> Any:
 def is_plus(book: Book) -> bool:
     """Return whether the file describes PP-YOLOE+: images from 0 to 1; where it does not say, factors in the backbone."""
     steps = book.get(PLAIN_IMAGES)
-    found = [step["NormalizeImage"] for step in steps if "NormalizeImage" in step] if isinstance(steps, list) else []
-    if found and isinstance(found[0], dict):
-        return found[0].get("norm_type") == "none"
+    for step in steps if isinstance(steps, list) else []:
+        if isinstance(step, dict) and isinstance(step.get("NormalizeImage"), dict):
+            return bool(step["NormalizeImage"].get("norm_type") == "none")
     return book.get(FACTORS[0]) is True
