@@ -36,21 +36,15 @@ class ClassChoice:
 
     def describe(self, counts: Sequence[int] | None = None, *, unit: str = "") -> str:
         """Return a sentence on what the choice does; ``counts``: how many of ``unit`` each class of the data set had."""
-        kept = [
-            f"{old} counts as {self.names[label]}{self._count(place, counts, unit)}"
-            for place, (old, label) in enumerate(zip(self.known, self.label_of.tolist(), strict=True))
-            if label != LEFT_OUT and self.names[label] != old
-        ]
-        gone = [
-            f"{old}{self._count(place, counts, unit)}"
-            for place, (old, label) in enumerate(zip(self.known, self.label_of.tolist(), strict=True))
-            if label == LEFT_OUT
-        ]
+        kept, gone = [], []
+        for place, (old, label) in enumerate(zip(self.known, self.label_of.tolist(), strict=True)):
+            count = "" if counts is None else f" ({counts[place]} {unit})"
+            if label == LEFT_OUT:
+                gone.append(f"{old}{count}")
+            elif self.names[label] != old:
+                kept.append(f"{old} counts as {self.names[label]}{count}")
         parts = [f"{len(self.names)} classes of {len(self.known)}", *_some(kept, ""), *_some(gone, "left out: ")]
         return f"data.classes: {'; '.join(parts)}"
-
-    def _count(self, place: int, counts: Sequence[int] | None, unit: str) -> str:
-        return "" if counts is None else f" ({counts[place]} {unit})"
 
 
 def _some(texts: Sequence[str], start: str) -> list[str]:

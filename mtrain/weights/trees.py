@@ -67,7 +67,7 @@ def weights_of(value: Any, *, key: str | None = None) -> tuple[dict[str, Leaf], 
         raise Refused(f"a pickled {value.kind}, which holds no weights")
     if len(found) > 1:
         sets = ", ".join(
-            f"{path or 'the file itself'} ({_size(node)} arrays)" for path, node in list(found.items())[:8]
+            f"{path or 'the file itself'} ({len(_arrays_of(node))} arrays)" for path, node in list(found.items())[:8]
         )
         raise Unclear(
             f"several sets of weights: {sets}; say which one: -o model.weights_key=KEY, or mtrain weights import --key KEY"
@@ -103,7 +103,7 @@ def _preferred(found: Mapping[str, Any]) -> list[str]:
         # Such as the `state_dict` of a student and that of its teacher.
         is_tied = len(likely) > 1 and likely[0][0] == likely[1][0]
         return [] if is_tied else [path for _, path in likely]
-    sizes = {path: _size(node) for path, node in found.items()}
+    sizes = {path: len(_arrays_of(node)) for path, node in found.items()}
     if sizes.get("", 0) >= max(sizes.values(), default=0):
         return [path for path in ("",) if path in found]
     inside = [path for path in found if path]
@@ -153,10 +153,6 @@ def _describe(path: str, node: Any) -> str:
 
 def _arrays_of(node: Any) -> dict[str, Leaf]:
     return _of_module(node) if isinstance(node, Inert) else _state_dict(node)
-
-
-def _size(node: Any) -> int:
-    return len(_arrays_of(node))
 
 
 def _state_dict(entries: Mapping[Any, Any]) -> dict[str, Leaf]:

@@ -4,6 +4,7 @@ import json
 import shutil
 import tarfile
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,8 @@ import torch
 
 from mtrain.commands import main
 from mtrain.errors import CheckpointError
+from mtrain.spec import config
+from mtrain.weights.models import check_start
 from mtrain.weights.reading import read
 from mtrain.weights.writing import write
 
@@ -116,6 +119,22 @@ def test_the_key_may_be_the_first_part_of_names(ending: str, tmp_path: Path) -> 
     found = read(tmp_path / f"w{ending}", key="teacher")
     assert holds_right(found)
     assert "the part `teacher`" in found.description
+
+
+def test_a_spec_says_the_key_and_a_wrong_one_is_refused_before_a_rank_starts(tmp_path: Path) -> None:
+    torch.save({"student": OTHER, "teacher": RIGHT}, tmp_path / "w.pt")
+
+    def check(*more: str) -> None:
+        spec = config.load("yolov5n", overrides=[f"model.weights={tmp_path / 'w.pt'}", *more], environ={}).spec
+        job: Any = SimpleNamespace(spec=spec, model_class=SimpleNamespace(published=()))
+        outline: Any = SimpleNamespace(state=None)
+        check_start(job, outline, classes=(), training=True)
+
+    check("model.weights_key=teacher")
+    with pytest.raises(CheckpointError, match=r"model\.weights: .*several sets of weights"):
+        check()
+    with pytest.raises(CheckpointError, match="no weights under 'techer'; it has: student, teacher"):
+        check("model.weights_key=techer")
 
 
 def test_a_key_can_name_what_the_rule_would_not_take(tmp_path: Path) -> None:
