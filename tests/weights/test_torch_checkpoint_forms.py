@@ -158,6 +158,13 @@ def test_dictionaries_inside_of_each_other_without_end_are_looked_at_once(tmp_pa
 
 
 # ------------------------------------------------------------------------------------------------------------ folders
+def test_experts_of_deepspeed_beside_the_model_are_not_taken_for_it(tmp_path: Path) -> None:
+    for part in ("mp_rank_00", "layer_0_expert_0_mp_rank_00"):
+        torch.save({"module": RIGHT}, tmp_path / f"{part}_model_states.pt")
+    with pytest.raises(CheckpointError, match="layer_0_expert_0.*divided layers or experts among ranks"):
+        read(tmp_path)
+
+
 @pytest.mark.parametrize("name", ["model.safetensors", "pytorch_model.bin"])
 @pytest.mark.parametrize("is_divided", [False, True])
 def test_folders_of_accelerate_and_transformers_are_read_whole(name: str, is_divided: bool, tmp_path: Path) -> None:
