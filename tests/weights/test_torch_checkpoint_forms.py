@@ -161,7 +161,7 @@ def test_dictionaries_inside_of_each_other_without_end_are_looked_at_once(tmp_pa
 def test_experts_of_deepspeed_beside_the_model_are_not_taken_for_it(tmp_path: Path) -> None:
     for part in ("mp_rank_00", "layer_0_expert_0_mp_rank_00"):
         torch.save({"module": RIGHT}, tmp_path / f"{part}_model_states.pt")
-    with pytest.raises(CheckpointError, match="layer_0_expert_0.*divided layers or experts among ranks"):
+    with pytest.raises(CheckpointError, match=r"layer_0_expert_0.*divided layers or experts among ranks"):
         read(tmp_path)
 
 
