@@ -28,7 +28,7 @@ GROUPS: Mapping[str, Sequence[str]] = {
     ),
     "Flags that YOLOv5 and PaddleDetection have too": (
         *("data", "cfg", "weights", "image_size", "workers", "cache", "noval", "patience", "freeze", "save_period"),
-        *("label_smoothing", "cos_lr", "optimizer", "project", "noplots", "multi_scale", "image_weights"),
+        *("label_smoothing", "cos_lr", "optimizer", "project", "noplots", "multi_scale", "image_weights", "single_cls"),
         *("fleet", "use_vdl"),
     ),
 }

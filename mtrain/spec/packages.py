@@ -30,7 +30,7 @@ PACKAGES: Mapping[str, Package] = {
         {
             "commands": ("submit", "status", "logs", "cancel"),
             "clusters": ("slurm", "kubernetes", "ray"),
-            "allocations": ("slurm", "lsf", "pbs", "pmi", "kubeflow", "sagemaker", "indexed_job"),
+            "allocations": ("slurm", "lsf", "pbs", "pmi", "jsrun", "kubeflow", "sagemaker", "indexed_job"),
             "submissions": ("queues",),
         },
     ),

@@ -15,14 +15,14 @@ import numpy as np
 
 from mtrain.core.interfaces import Array
 from mtrain.errors import CheckpointError
-from mtrain.spec.files import open_file
+from mtrain.spec.files import open_file, read_text
 from mtrain.weights.arrays import Leaf, TorchTensor, check_growth, dimensions
 from mtrain.weights.pickles import Refused
 from mtrain.weights.torch_files import read_zip
 
 _MODULES, _PARTS = "*_model_states.pt", "*_optim_states.pt"
 _RANK = re.compile(r"(?:bf16_)?(?:zero_pp_rank_(\d+)_)?mp_rank_(\d+)_(?:model|optim)_states")
-_MAX_GROUPS = 100_000
+_MAX_GROUPS, _MAX_TAG_BYTES = 100_000, 4096
 
 
 def folder_of(path: Path) -> Path | None:
@@ -33,9 +33,16 @@ def folder_of(path: Path) -> Path | None:
     if any(path.glob(_MODULES)):
         return path
     latest = path / "latest"
-    tag = latest.read_text("utf-8", errors="replace")[:200].strip() if latest.is_file() else ""
+    tag = _tag(latest) if latest.is_file() else ""
     inside = path / tag
     return inside if tag and Path(tag).name == tag and any(inside.glob(_MODULES)) else None
+
+
+def _tag(latest: Path) -> str:
+    try:
+        return read_text(latest, limit=_MAX_TAG_BYTES).strip()
+    except (OSError, ValueError):  # It is somebody else's.
+        return ""
 
 
 def read_folder(folder: Path) -> tuple[dict[str, Array], str]:

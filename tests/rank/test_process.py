@@ -153,7 +153,8 @@ def test_a_thread_that_waits_for_the_interpreter_gets_it_before_a_rank_ends(tmp_
     order = []
     for name in ("_log_to", "end_with_parent"):
         monkeypatch.setattr(process, name, lambda *_: None)
-    monkeypatch.setattr(process.attempts, "join", lambda *_: None)
+    monkeypatch.setattr(process.attempts, "join", lambda *_, **__: None)
+    monkeypatch.setattr(process.stacks, "register", lambda _: None)  # for the whole process of the tests it would stay
     monkeypatch.setattr(process.StopRequest, "listen", lambda stop: None)
     monkeypatch.setattr(process.time, "sleep", lambda seconds: order.append("sleeps"))
 

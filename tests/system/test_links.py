@@ -251,7 +251,6 @@ def test_a_lock_that_is_a_link_is_refused_by_every_host_of_a_job(tmp_path, outsi
 # --------------------------------------------------------------------------------------------------------- the source
 ELSEWHERE = {
     "mtrain_kit/skeleton.py": "a new folder that the user names",
-    "spec/importers/conversion.py": "a folder that the user names",
     "tasks/detection/convert.py": "a new folder that the user names",
     "tasks/detection/readers/digits.py": "a new folder, renamed when it is complete",
     "tasks/segmentation/readers/digits_masks.py": "a new folder, renamed when it is complete",
@@ -260,6 +259,7 @@ ELSEWHERE = {
     "system/copied.py": "descriptors of this process",
     "core/checkpoint/store.py": "a new folder, renamed when it is complete",
     "spec/terminal.py": "the device that takes everything",
+    "system/stacks.py": "a file in memory",
     "system/attempts.py": "a lock that is kept open, with O_NOFOLLOW",
 }
 """Files that write without ``mtrain.spec.outputs``, and where to."""

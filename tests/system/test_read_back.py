@@ -244,6 +244,7 @@ ABOVE = {
 ELSEWHERE = {
     "jobs/resume/fetch": "tests/backup/test_copies.py", "weights/backup/run_copies": "tests/backup/test_copies.py",
     "weights/dcp": "tests/weights/test_torch_dcp.py", "weights/dcp_pieces": "tests/weights/test_torch_dcp.py",
+    "weights/zero": "tests/weights/test_torch_checkpoint_forms.py",
     "weights/reading": "tests/weights/test_hostile_safetensors.py",
     "mtrain_ui/pages/content": "packages/mtrain-ui/tests/pages/test_report_page.py",
     "mtrain_deploy/exported/graph_check": "packages/mtrain-deploy/tests/exporting/test_hostile_files.py",

@@ -289,6 +289,16 @@ def abort_default_group() -> None:
     distributed_c10d._abort_process_group()
 
 
+def count_groups_from(module: Any, number: int) -> None:
+    """Have ``torch.distributed.distributed_c10d`` give the next group at least this number, which is part of its name."""
+    # A public name of the group (`group_name`) does not reach the group of all ranks in each version.
+    module._world.group_count = max(number, module._world.group_count)
+
+
+COMPILED_CALL = "_compiled_call_impl"
+"""The attribute in which ``Module.compile`` leaves what is called in place of ``forward``."""
+
+
 def torch_version() -> tuple[int, ...]:
     """Return the first two numbers of torch's version."""
     return tuple(map(int, torch.__version__.partition("+")[0].split(".")[:2]))

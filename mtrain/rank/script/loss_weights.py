@@ -1,4 +1,4 @@
-"""What a loss counts in its update, where it is a sum, or a mean over what a script has counted, such as tokens or boxes."""
+"""What a loss counts in its update, where it is a sum, or a mean over what a script has counted, such as tokens."""
 
 import math
 from collections.abc import Callable
@@ -40,8 +40,8 @@ class LossKind:
             value = math.nan
         if not 0 <= value < math.inf:
             raise ScriptError(
-                f"optimizer.update: weight={weight!r} given; expected a single finite number of at least 0: that of the tokens or boxes "
-                "of this micro batch"
+                f"optimizer.update: weight={weight!r} given; expected a single finite number of at least 0: how many "
+                "tokens, or other parts of samples, this micro batch has"
             )
         return cls(reduction=reduction, weight=value)
 

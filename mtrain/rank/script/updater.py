@@ -84,7 +84,7 @@ class Updater:
             loss: A single number with a gradient: the mean over the micro batch.
             retain_graph: Another model's loss is computed from the same graph afterwards.
             reduction: ``sum``: the loss is a sum over the micro batch, and what is trained is the sum over the global batch.
-            weight: Number of tokens, boxes or whatever else the loss is a mean over, of this micro batch; a number or a tensor. What
+            weight: Number of tokens or whatever else the loss is a mean over, of this micro batch; a number or a tensor. What
                 is trained is the mean over those of the global batch. With ``reduction="sum"`` the loss is their sum. Every rank
                 must give it, for each micro batch.
 

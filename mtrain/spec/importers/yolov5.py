@@ -17,7 +17,7 @@ from mtrain.spec.yaml_reader import Path
 KINDS: Mapping[str, Sequence[str]] = {
     "model": ("backbone", "head"),
     "hyper-parameters": ("lr0",),
-    "data": ("names", "train", "val", "nc"),
+    "data": ("names", "nc"),  # `train` and `val` are keys of a spec too
 }
 """Keys that identify each kind of file: one is enough, and the first kind that fits counts."""
 PARTS: Mapping[str, str] = {

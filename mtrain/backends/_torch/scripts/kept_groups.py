@@ -43,7 +43,10 @@ def _wrap(module: Any) -> None:
             kept.clear()
         # Torch counts from 0 again, so that the addresses of the former group stand in the store under the names of the new one.
         # Another rank may still keep that group: its port answers, and closes the connection as soon as the group is released.
-        module._world.group_count = max(ended, module._world.group_count)
+        if ended:
+            from mtrain.backends._torch import internals
+
+            internals.count_groups_from(module, ended)
         init(*arguments, **options)
 
     for original, wrapper in ((destroy, destroy_process_group), (init, init_process_group)):

@@ -8,6 +8,8 @@ from typing import Any
 
 from torch import nn
 
+from mtrain.backends._torch import internals
+
 
 def own_methods(model: nn.Module) -> list[str]:
     """Return the names of the public methods that classes outside of torch have given to a module."""
@@ -60,14 +62,14 @@ def gather_in_methods(model: nn.Module, gathered: Callable[[], AbstractContextMa
 def _replaced(model: nn.Module, forward: Callable[..., Any]) -> Iterator[Callable[[], None]]:
     """Replace ``model.forward``; yield a function that puts it back, as the method may call the model itself."""
     own: dict[str, Any] = {
-        name: model.__dict__[name] for name in ("forward", "_compiled_call_impl") if name in model.__dict__
+        name: model.__dict__[name] for name in ("forward", internals.COMPILED_CALL) if name in model.__dict__
     }
 
     def restore() -> None:
         model.__dict__.pop("forward", None)
         model.__dict__.update(own)
 
-    model.__dict__["_compiled_call_impl"] = None
+    model.__dict__[internals.COMPILED_CALL] = None
     model.__dict__["forward"] = forward
     try:
         yield restore

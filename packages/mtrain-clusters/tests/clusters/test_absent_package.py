@@ -12,6 +12,7 @@ OF_PACKAGE = [name for name in (*recorded.STARTED, *recorded.GIVEN) if name not 
 SHOWN = {
     "slurm": "SLURM_",
     "mpich": "PMI_SIZE=",
+    "jsrun": "LSB_MCPU_HOSTS=",
     "lsf": "LSB_MCPU_HOSTS=",
     "pbs": "PBS_NODEFILE=",
     "kubeflow": "PET_NNODES=",
