@@ -12,7 +12,7 @@ from typing import Literal
 
 from mtrain.core.interfaces import Backend
 from mtrain.errors import Interrupted, UsageError
-from mtrain.rank.script.job import RUNNING, RankJob, Running, digest_of, without_own_frames
+from mtrain.rank.script.job import RUNNING, STARTED, RankJob, Running, digest_of, without_own_frames
 from mtrain.spec import collector
 from mtrain.spec.files import open_file
 
@@ -77,6 +77,7 @@ def run_script(job: RankJob, script: Path, arguments: Sequence[str], *, digest: 
         import_ahead(job.resolved.backend)
     job.resolved.backend.before_script()
     before = RUNNING.set(Running(job=job))
+    STARTED.append(job)
     # As Python itself does for a main program: its own command line, and its folder first on the path.
     sys.argv = [str(script), *arguments]
     sys.path.insert(0, str(script.parent))
@@ -96,4 +97,5 @@ def run_script(job: RankJob, script: Path, arguments: Sequence[str], *, digest: 
         _tell_end(job, "interrupted" if isinstance(error, Interrupted) else "failed")
         raise
     finally:
+        STARTED.clear()
         RUNNING.reset(before)

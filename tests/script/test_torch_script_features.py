@@ -9,6 +9,7 @@ from types import ModuleType, SimpleNamespace
 import numpy as np
 import pytest
 
+from mtrain.backends._torch import internals  # noqa: F401  (before a test has a module in torch's place)
 from mtrain.backends._torch.scripts import kept_groups
 from mtrain.core.checkpoint import store
 from tests.script.runs import SCRIPTS, done, largest_difference, run, summary, weights

@@ -2,7 +2,6 @@
 
 import contextlib
 import hashlib
-import sys
 from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -63,8 +62,8 @@ class Running:
 PLAIN_PYTHON = Running()
 RUNNING: ContextVar[Running] = ContextVar("mtrain_running", default=PLAIN_PYTHON)
 """Read by ``mtrain.session``, through ``running``."""
-WORKER = "mtrain.rank.worker"
-"""Module that ``python -m`` runs in a rank."""
+STARTED: list[RankJob] = []
+"""The job whose script this process runs, for threads, which do not see the variable above; empty outside of ranks."""
 
 
 def running() -> Running:
@@ -75,7 +74,7 @@ def running() -> Running:
             the job, and the script would train alone there, on every rank.
     """
     current = RUNNING.get()
-    if current is PLAIN_PYTHON and WORKER in sys.orig_argv:
+    if current is PLAIN_PYTHON and STARTED:
         raise ScriptError(
             "mtrain.session: called in a thread of its own; call it in the thread that runs the script, or start the thread with "
             "contextvars.copy_context().run"
