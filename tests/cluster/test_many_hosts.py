@@ -110,6 +110,7 @@ def lost_one_of(count: int) -> Outcome:
         run_dir=Path("/runs/one"),
         log_dir=None,
         first_rank=lambda node: sum(host.slots for host in plan.hosts[:node]),
+        launcher=SimpleNamespace(deaths=lambda log, status: ()),
     )
     outcome = Outcome(plan=plan, members={node: Labelled(node) for node in range(count)})
     gone = count // 2

@@ -69,7 +69,8 @@ def test_the_peak_of_a_process_is_its_own_and_not_that_of_its_parent() -> None:
 
 def test_the_peak_is_what_the_kernel_says_in_bytes() -> None:
     before = peak_bytes()
-    assert before <= peak_resident_bytes() <= peak_bytes()
+    # The kernel of many processors counts pages in lots, so that a later figure may be a little lower.
+    assert before - memory._UNCOUNTED <= peak_resident_bytes() <= peak_bytes() + memory._UNCOUNTED
 
 
 def test_a_peak_is_read_again_only_where_it_may_have_moved(monkeypatch):
