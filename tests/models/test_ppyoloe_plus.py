@@ -115,7 +115,7 @@ def test_factors_can_be_elsewhere_and_the_form_for_inference_has_them_in_its_ker
     filled = {name: RULES.fill(published(name), shape, "s") for name, shape in shapes.items()}
     alphas = [name for name in shapes if name.endswith(".alpha")]
     assert len(alphas) == count
-    filled |= {name: np.float32(0.5 + RULES.uniform(name, (1,))) for name in alphas}
+    filled |= {name: np.float32(0.5 + RULES.uniform(name, (1,))).reshape(shapes[name]) for name in alphas}
     framework.load(network, filled)
     network.eval()
     weights = plugin("s").fused(
@@ -129,7 +129,7 @@ def test_factors_can_be_elsewhere_and_the_form_for_inference_has_them_in_its_ker
     with framework.nn.no_grad():
         before, after = (framework.ops.to_numpy(x.outputs(image)[0].logits_BLC) for x in (network, deployed))
     assert_close(after, before, 1e-9, "logits")
-    framework.load(network, {name: np.float32(3.0) for name in alphas})
+    framework.load(network, {name: np.full(shapes[name], 3.0, np.float32) for name in alphas})
     with framework.nn.no_grad():
         changed = framework.ops.to_numpy(network.outputs(image)[0].logits_BLC)
     assert (np.abs(changed - before).max() > 1e-6) == bool(count)
