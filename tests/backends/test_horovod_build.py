@@ -23,10 +23,11 @@ case "$*" in
     [ "$FAULT" = download ] && { echo "no source in sight"; exit 1; }
     folder=${@: -2:1}
     source=horovod-0.28.1
-    mkdir -p "$folder/$source/horovod/torch" "$folder/$source/horovod/common/gloo" "$folder/$source/cmake/Modules"
-    cd "$folder"
+    mkdir -p "$folder" && cd "$folder"
+    mkdir -p $source/horovod/torch $source/horovod/common/gloo $source/horovod/runner/http $source/cmake/Modules
     echo 'set(CMAKE_CXX_STANDARD 14)' | tee $source/CMakeLists.txt >$source/horovod/torch/CMakeLists.txt
     echo 'global_ranks_.reserve(size_);' >$source/horovod/common/gloo/gloo_controller.cc
+    echo 'self.server.finished_list.clear()' >$source/horovod/runner/http/http_server.py
     echo 'print(True if ((torch.version.cuda is not None) and (CUDA_HOME is not None)) else False)' >$source/cmake/Modules/FindPytorch.cmake
     tar -czf $source.tar.gz $source ;;
   *"pip wheel"*)

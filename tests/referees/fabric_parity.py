@@ -37,9 +37,11 @@ def train_session() -> tuple[dict[str, torch.Tensor], torch.Tensor, int, int]:
         model, optimizer = session.prepare(ConvNet, seed=1, optimizer=lambda net: net.get_optimizer())
         begun = deepcopy(model.state_dict())
         size = session.collective.size
-        batches = session.batches(
-            data, global_batch=ConvNet.batch_size * size, updates=ConvNet.num_steps, order=lambda _: range(len(data))
-        )
+        each = ConvNet.batch_size * size
+        # Their sampler gives a rank every `size`-th sample, mtrain gives it a block of the global batch.
+        place = [rank + size * number for rank in range(size) for number in range(ConvNet.batch_size)]
+        order = [each * update + index for update in range(ConvNet.num_steps) for index in place]
+        batches = session.batches(data, global_batch=each, updates=ConvNet.num_steps, order=lambda _: order)
         start = time.perf_counter()
         for inputs, labels in batches:
             optimizer.update(torch.nn.functional.cross_entropy(model(inputs), labels))
