@@ -103,6 +103,7 @@ REFEREES = (
             Script(name, f"{ACCELERATE}test_{name}.py")
             for name in ("ops", "sync", "script", "distributed_data_loop", "merge_weights", "ddp_comm_hook")
         ),
+        environ={"ACCELERATE_USE_CPU": "1"},  # Without it each rank without a GPU trains alone, under torchrun too.
     ),
     Referee(
         "lightning",
