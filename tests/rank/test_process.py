@@ -17,7 +17,8 @@ from mtrain.core.interfaces import Progress, State
 from mtrain.errors import Interrupted, ScriptError, UsageError
 from mtrain.rank import process, script_mode
 from mtrain.rank.records import RANDOM_SHARDS, changed_layers
-from mtrain.rank.script.job import PLAIN_PYTHON, RUNNING, WORKER, running
+from mtrain.rank.script import job
+from mtrain.rank.script.job import PLAIN_PYTHON, RUNNING, running
 from mtrain.rank.spec.assembly import _left_by
 from mtrain.system.runfolder import RunFolder
 from mtrain.weights.reading import read
@@ -190,7 +191,7 @@ def test_an_error_of_a_script_is_left_without_the_frames_of_mtrain(tmp_path, mon
 
 def test_a_session_in_a_thread_of_its_own_is_refused_in_a_rank(monkeypatch):
     assert running() is PLAIN_PYTHON
-    monkeypatch.setattr(sys, "orig_argv", [sys.executable, "-m", WORKER])
+    monkeypatch.setattr(job, "STARTED", [object()])
     with pytest.raises(ScriptError, match="called in a thread of its own"):
         running()
 
