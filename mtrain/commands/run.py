@@ -80,7 +80,8 @@ def run(context: click.Context, /, script: str, arguments: tuple[str, ...], **pa
     config, launch_config = params["config"], params.pop("launch_config")
     if config is not None and launch_config is not None:
         raise click.UsageError(f"-c {config} and --accelerate-config {launch_config} are both given; keep one")
-    if launch_config is not None or config is not None:
-        params["config"] = ScriptSpec(config or launch_config)
+    given = launch_config if config is None else config
+    if given is not None:
+        params["config"] = ScriptSpec(given)
     request = TrainRequest(spec=spec_request(params), resume=params["resume"], script=Path(script), arguments=arguments)
     context.exit(train_job(request, dry_run=params["dry_run"]))

@@ -52,7 +52,8 @@ def needed_to_evaluate(spec: Spec) -> dict[str, Any]:
     """Return the part of a spec that an exported model carries: how samples are prepared and scored, no paths."""
     data = _without_text(spec.data)
     named = {"format": shorten(spec.data.format), "names": spec.data.names}
-    named |= {key: getattr(spec.data, key) for key in ("classes",) if key in type(spec.data).model_fields}
+    if hasattr(spec.data, "classes"):  # of tasks on images
+        named["classes"] = spec.data.classes
     # The name of a user's own class means nothing without the file, whose path is nobody's business.
     if is_reference(spec.data.format):
         named.pop("format")

@@ -102,17 +102,10 @@ class Files:
         return files
 
     @classmethod
-    def imported(cls, values: Mapping[str, "Given"], name: str) -> "Files":
+    def imported(cls, values: Mapping[str, tuple[Any, str]], name: str) -> "Files":
         """Take values that were translated from the file ``name``: dotted path -> value and its place there."""
-        parsed, places = Parsed(), {}
-        for dotted, given in values.items():
-            *sections, last = dotted.split(".")
-            branch = parsed.values
-            for section in sections:
-                branch = branch.setdefault(section, {})
-            branch[last] = given.value
-            places[_path(dotted)] = given.text
-        return cls([_ImportedLayer(parsed, name, places)])
+        parsed = Parsed(values=nest({dotted: value for dotted, (value, _) in values.items()}))
+        return cls([_ImportedLayer(parsed, name, {_path(dotted): place for dotted, (_, place) in values.items()})])
 
     def seem_foreign(self) -> bool:
         """Return whether there are mistakes, or a key at the top that is no section of the core's schema."""
@@ -380,6 +373,18 @@ def display(file: FilePath) -> str:
 def shorten(text: str) -> str:
     """Return ``text``, without its middle if it is too long for a message."""
     return text if len(text) <= LONGEST_SHOWN else f"{text[: LONGEST_SHOWN - 30]} ... {text[-20:]}"
+
+
+def nest(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return values by dotted path as sections in sections."""
+    tree: dict[str, Any] = {}
+    for dotted, value in values.items():
+        *sections, last = dotted.split(".")
+        branch = tree
+        for section in sections:
+            branch = branch.setdefault(section, {})
+        branch[last] = value
+    return tree
 
 
 def _path(dotted: str) -> Path:

@@ -182,6 +182,8 @@ def test_a_script_runs_with_such_a_file_and_a_training_without_a_script_is_refus
     assert "acc.yaml: is a file that says where a script runs" in capsys.readouterr().err
     assert main(["run", "-c", "acc.yaml", "--accelerate-config", "acc.yaml", "train.py"]) == 2
     assert "are both given; keep one" in capsys.readouterr().err
+    assert main(["run", "-c", "", "train.py"]) == 2
+    assert capsys.readouterr().err.startswith("error: : no such file")
 
 
 def test_what_accelerate_states_stands_where_the_file_of_deepspeed_says_nothing():

@@ -13,7 +13,7 @@ from mtrain.errors import SpecError
 from mtrain.spec.files import read_text
 from mtrain.spec.model import Spec
 from mtrain.spec.provenance import lookup
-from mtrain.spec.sources import BASE_KEY, display
+from mtrain.spec.sources import BASE_KEY, display, nest
 from mtrain.spec.yaml_reader import MAX_BYTES, Parsed, Path, nearest, parse, parse_value
 
 MAX_FILES = 100
@@ -65,17 +65,16 @@ class Document:
         others = []
         for setting in settings:
             dotted, sign, text = setting.partition("=")
-            keys = dotted.strip().split(".")
-            if not sign or keys[0] not in self.values or keys[0] in Spec.model_fields:
+            path = dotted.strip()
+            section = path.partition(".")[0]
+            if not sign or section not in self.values or section in Spec.model_fields:
                 others.append(setting)
                 continue
             try:
-                value: Any = parse_value(text)
+                value = parse_value(text)
             except ValueError as error:
                 raise SpecError(f"-o {setting}: {error}") from None
-            for key in reversed(keys):
-                value = {key: value}
-            _merge(self, self.values, value, (), _Layer(Parsed(), f"-o {setting}", set()))
+            _merge(self, self.values, nest({path: value}), (), _Layer(Parsed(), f"-o {setting}", set()))
         return others
 
     def leaves(self, path: Path = ()) -> Iterator[Path]:

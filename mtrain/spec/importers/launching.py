@@ -6,11 +6,14 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path as FilePath
 from typing import Any, ClassVar
 
+from pydantic import ValidationError
+
 from mtrain.errors import SpecError
 from mtrain.spec.importers.documents import Document, read
 from mtrain.spec.importers.importer import Importer
 from mtrain.spec.importers.key_report import Book, equal, is_number
 from mtrain.spec.registry import Registry
+from mtrain.spec.sources import nest
 from mtrain.spec.yaml_reader import Path
 
 BACKENDS: Mapping[str, str] = {
@@ -208,8 +211,7 @@ def _deepspeed_plugin(book: Book) -> Sequence[Book]:
 
 
 def _stage(book: Book, source: str, *, default: int) -> None:
-    book.put("backend.options.stage", book.integer(source, default), source)
-    book.same(source, "backend.options.stage")
+    book.settle(source, "backend.options.stage", book.integer(source, default))
 
 
 def _offload(book: Book, source: str) -> None:
@@ -256,15 +258,13 @@ def _further(book: Book, path: Path, options: Any) -> None:
     if value == "auto":
         book.drop(path, "DeepSpeed's own default stands")
         return
-    config: Any = value
-    for key in reversed(path):
-        config = {key: config}
+    key = ".".join(map(str, path))
     try:
-        options(config=config)
-    except ValueError as error:
-        book.drop(path, str(error).splitlines()[2].strip().removeprefix("Value error, ").partition(" [")[0])
+        options(config=nest({key: value}))
+    except ValidationError as error:
+        book.drop(path, error.errors()[0]["msg"].removeprefix("Value error, "))
         return
-    book.carry(path, ".".join(("backend.options.config", *map(str, path))))
+    book.carry(path, f"backend.options.config.{key}")
 
 
 def _precision(book: Book) -> None:

@@ -110,8 +110,7 @@ def translate(book: Book) -> str:
     book.put("model.name", MODEL, "architecture")
     for key in ("architecture", "DETR"):
         book.same(key, f"model.name: {MODEL}")
-    if book.has("DETRPostProcess.num_top_queries"):
-        book.carry("DETRPostProcess.num_top_queries", "model.options.max_detections")
+    book.carry("DETRPostProcess.num_top_queries", "model.options.max_detections")
     book.drop("RTDETRTransformer.eval_idx", f"{_WHAT} is evaluated with its last layer")
     book.note("backend: rt_detr is a model of torch; `--backend fleet` cannot train it")
     return MODEL
@@ -227,5 +226,5 @@ def _train_backbone(book: Book, kind: str, config: dict[str, Any]) -> None:
     if stem == [0]:
         book.put("train.freeze", _STEM, (kind, "lr_mult_list"))
     group = {"match": r"^model\.backbone\.", "learning_rate_factor": last}
-    book.put("optimizer.groups", [group, {"match": ""}], (kind, "lr_mult_list"))
-    book.same((kind, "lr_mult_list"), f"optimizer.groups.0.learning_rate_factor: {show_value(last)}")
+    remark = f"optimizer.groups.0.learning_rate_factor: {show_value(last)}"
+    book.settle((kind, "lr_mult_list"), "optimizer.groups", [group, {"match": ""}], remark=remark)

@@ -95,8 +95,7 @@ def _exempt(book: Book) -> None:
         return
     pattern = "|".join(re.escape(str(name)) for name in names)
     groups = [{"match": pattern, "weight_decay": entry["weight_decay"]}, {"match": ""}]
-    book.put("optimizer.groups", groups, source)
-    book.same(source, f"optimizer.groups.0: {show_value(groups[0])}")
+    book.settle(source, "optimizer.groups", groups, remark=f"optimizer.groups.0: {show_value(groups[0])}")
 
 
 def _schedule(book: Book) -> None:

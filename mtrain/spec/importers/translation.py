@@ -15,8 +15,7 @@ from mtrain.spec.importers.launching import Accelerate, DeepSpeed
 from mtrain.spec.model import Spec
 from mtrain.spec.registry import Registry
 from mtrain.spec.schema import dot, walk
-from mtrain.spec.sources import Files
-from mtrain.spec.sources import Given as Setting
+from mtrain.spec.sources import Files, nest
 from mtrain.spec.terminal import one_line
 from mtrain.spec.yaml_reader import flow
 
@@ -110,17 +109,15 @@ def collect_values(books: Sequence[Book]) -> dict[str, Given]:
 
 def layer_of(values: Mapping[str, Given], documents: Sequence[Document]) -> Files:
     """Return translated values as files of a spec, each value with its place in the documents."""
-    given = {path: Setting(setting.value, setting.source) for path, setting in values.items()}
-    return Files.imported(given, documents[0].name)
+    return Files.imported({path: (given.value, given.source) for path, given in values.items()}, documents[0].name)
 
 
 def report(
     documents: Sequence[Document], books: Sequence[Book], values: Mapping[str, Given], *, schema: type[Spec]
 ) -> Imported:
     """Return ``values`` as the text of a spec, and what became of every key of the documents."""
-    lines = _render(values, documents, schema=schema)
     return Imported(
-        text="\n".join(line for line, _ in lines) + "\n",
+        text="\n".join(_render(values, documents, schema=schema)) + "\n",
         files=[file for document in documents for file in document.files],
         carried=[entry for book in books for entry in book.carried],
         dropped=[entry for book in books for entry in book.dropped],
@@ -159,39 +156,29 @@ def _make_importer(name: str, registry: Registry) -> Importer:
     return importer
 
 
-def _render(
-    values: Mapping[str, Given], documents: Sequence[Document], *, schema: type[Spec]
-) -> Iterator[tuple[str, str]]:
-    """Yield lines of YAML, each with the path of the value on it; lines of sections and comments have no path.
+def _render(values: Mapping[str, Given], documents: Sequence[Document], *, schema: type[Spec]) -> Iterator[str]:
+    """Yield lines of YAML, each value with its origin in a comment.
 
     Sections and values are in the order of the schema, options in the order in which they were entered.
     """
     for document in documents:
-        yield _comment(f"imported from {document.name}"), ""
+        yield _comment(f"imported from {document.name}")
     order = {dot(path): place for place, (path, _) in enumerate(walk(schema))}
     ranked = sorted(values, key=lambda path: order.get(path, order.get(".".join(path.split(".")[:2]), len(order))))
-    tree: dict[str, Any] = {}
-    for path in ranked:
-        *sections, last = path.split(".")
-        branch = tree
-        for section in sections:
-            branch = branch.setdefault(section, {})
-        branch[last] = values[path]
-    yield from _section(tree, "", "")
+    yield from _section(nest({path: values[path] for path in ranked}), "")
 
 
-def _section(tree: Mapping[str, Any], prefix: str, indent: str) -> Iterator[tuple[str, str]]:
+def _section(tree: Mapping[str, Any], indent: str) -> Iterator[str]:
     for key, value in tree.items():
-        path = f"{prefix}{key}"
         if isinstance(value, dict):
-            yield f"{indent}{flow(key)}:", ""
-            yield from _section(value, f"{path}.", f"{indent}  ")
+            yield f"{indent}{flow(key)}:"
+            yield from _section(value, f"{indent}  ")
         elif isinstance(value.value, list) and any(isinstance(item, dict) for item in value.value):
-            yield f"{indent}{flow(key)}:  {_comment(value.source)}", path
+            yield f"{indent}{flow(key)}:  {_comment(value.source)}"
             for item in value.value:
-                yield f"{indent}  - {flow(item)}", path
+                yield f"{indent}  - {flow(item)}"
         else:
-            yield f"{indent}{flow(key)}: {flow(value.value)}  {_comment(value.source)}", path
+            yield f"{indent}{flow(key)}: {flow(value.value)}  {_comment(value.source)}"
 
 
 def _comment(text: str) -> str:
