@@ -91,7 +91,7 @@ def _nudged_spec(request: CompareRequest, bench: Bench, state: State) -> Trace |
     try:
         save_file(nudge_weights(_start_weights(bench.loaded, state), _trained_names(state)), start)
         values = deepcopy(dict(bench.loaded.values))
-        values["model"]["weights"] = str(start.resolve())
+        values["model"] |= {"weights": str(start.resolve()), "weights_key": None}
         return _trace(request, bench, with_values(bench.loaded, values), "nudged")
     finally:
         # It is as large as the model.

@@ -81,5 +81,5 @@ def carried_spec(spec: Mapping[str, Any], *, name: str) -> dict[str, Any]:
         raise CheckpointError(
             f"{name}: its spec names code of a user's own, {own}, which is not run from a file; give -c SPEC"
         )
-    values["model"] = {**(values.get("model") or {}), "weights": None}
+    values["model"] = {**(values.get("model") or {}), "weights": None, "weights_key": None}
     return values

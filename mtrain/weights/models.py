@@ -112,7 +112,7 @@ def closest(file: Weights, *, besides: str, share: float) -> str | None:
 
 
 def check_start(job: Resolved, outline: SpecOutline, *, classes: Sequence[str], training: bool) -> None:
-    """Check, before any rank is started, that ``model.weights`` can be read and belongs to the model.
+    """Check, before any rank is started, that ``model.weights``, if it is given, can be read and belongs to the model.
 
     Args:
         job: Names the model, its options and the file.
@@ -122,11 +122,18 @@ def check_start(job: Resolved, outline: SpecOutline, *, classes: Sequence[str], 
 
     Raises:
         CheckpointError: The file cannot be read, or its BatchNorms are folded into its convolutions.
-        SpecError: It belongs to another model, lacks entries that evaluation needs, or has the classes in another order.
+        SpecError: It belongs to another model, lacks entries that evaluation needs, or has the classes in another order; or
+            there is a key without a file.
     """
     spec = job.spec
+    if spec.model.weights is None:
+        if spec.model.weights_key is not None:
+            raise SpecError(
+                f"model.weights_key: given {spec.model.weights_key!r} without a file; give one with model.weights, or drop the key"
+            )
+        return
     try:
-        file = read(Path(str(spec.model.weights)), key=spec.model.weights_key)
+        file = read(Path(spec.model.weights), key=spec.model.weights_key)
     except CheckpointError as error:
         raise CheckpointError(f"model.weights: {error}") from error
     known = file.labels.get("class_names") or classes

@@ -5,10 +5,10 @@ import importlib.util
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+CHECKOUTS = Path(os.environ.get("REFEREES", "referees")).absolute()
 BIN = Path(sys.executable).parent
 RANKS = 2
 HOROVODRUN = (str(BIN / "horovodrun"), "-np", str(RANKS), sys.executable)
@@ -68,7 +68,6 @@ class Referee:
     name: str
     distribution: str
     work: tuple[Script, ...] | Suite
-    reasons: Mapping[str, str] = field(default_factory=dict)  # of cases that fail under mtrain alone
     environ: dict[str, str] = field(default_factory=dict)
     checkout: bool = False
 
@@ -76,8 +75,8 @@ class Referee:
         """Why it cannot be run here."""
         if importlib.util.find_spec(self.distribution) is None:
             return f"{self.distribution} is not installed"
-        if self.checkout and not found(self.name.split("/")[0]).is_dir():
-            return f"no checkout at {found(self.name.split('/')[0])}: give its parent folder as REFEREES"
+        if self.checkout and not (CHECKOUTS / self.name).is_dir():
+            return f"no checkout at {CHECKOUTS / self.name}: give its parent folder as REFEREES"
         return None
 
     def version(self) -> str:
@@ -87,7 +86,7 @@ class Referee:
 
 def found(name: str) -> Path:
     """The folder of an installed package, or of a checkout below REFEREES."""
-    checkout = Path(os.environ.get("REFEREES", "referees")).absolute() / name
+    checkout = CHECKOUTS / name
     if checkout.is_dir():
         return checkout
     spec = importlib.util.find_spec(name)

@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from mtrain.commands import main
-from mtrain.errors import CheckpointError
+from mtrain.errors import CheckpointError, SpecError
+from mtrain.jobs.exported import carried_spec
 from mtrain.spec import config
 from mtrain.weights.models import check_start
 from mtrain.weights.reading import read
@@ -135,6 +136,17 @@ def test_a_spec_says_the_key_and_a_wrong_one_is_refused_before_a_rank_starts(tmp
         check()
     with pytest.raises(CheckpointError, match="no weights under 'techer'; it has: student, teacher"):
         check("model.weights_key=techer")
+    with pytest.raises(
+        SpecError, match=r"model\.weights_key: given 'teacher' without a file; give one with model\.weights"
+    ):
+        check("model.weights_key=teacher", "model.weights=null")
+    check("model.weights=null")
+
+
+def test_the_spec_that_a_file_carries_has_no_key_of_the_file_that_its_job_began_with() -> None:
+    model = {"name": "yolov5n", "weights": "w.pt", "weights_key": "teacher"}
+    carried = carried_spec({"model": model}, name="x")["model"]
+    assert carried == {"name": "yolov5n", "weights": None, "weights_key": None}
 
 
 def test_a_key_can_name_what_the_rule_would_not_take(tmp_path: Path) -> None:

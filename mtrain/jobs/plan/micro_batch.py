@@ -257,7 +257,7 @@ class Trials:
         """Return the values of a trial's spec, by dotted path."""
         device = str(self._loaded.spec.backend.options.get("device", "auto"))
         one = one_process(self._loaded.job.backend.framework, device=device)
-        kept = {"train.distil", "model.weights"}
+        kept = {"train.distil", "model.weights", "model.weights_key"}
         return {path: value for path, value in one.items() if path not in kept} | {
             "train.batch_size": micro,
             KEY: None,

@@ -26,5 +26,6 @@ def one_process(framework: str, *, device: str) -> dict[str, Any]:
         "parallel.sequence": False,
         "parallel.plan": {},
         "model.weights": None,
+        "model.weights_key": None,
         "train.distil": None,
     }

@@ -93,7 +93,7 @@ def check(job: Resolved, *, size: int, training: bool = True, resumed: Path | No
     if resumed is not None:
         job.model.check_resumed(prepared.details, (read_description(resumed).get("extra") or {}).get("details") or {})
         notes = check_resume(spec, resumed, outline, classes=classes, training=training)
-    elif spec.model.weights is not None:
+    else:
         check_start(job, outline, classes=classes, training=training)
     if training:
         blocks_to_recompute(spec, job.model)
@@ -125,7 +125,7 @@ def _check_in_ranks(job: Resolved, *, training: bool, resumed: Path | None) -> l
     outline = SpecOutline(spec, classes=0)
     if resumed is not None:
         notes = check_resume(spec, resumed, outline, classes=(), training=training)
-    elif spec.model.weights is not None:
+    else:
         check_start(job, outline, classes=(), training=training)
     if training:
         blocks_to_recompute(spec, job.model)

@@ -96,7 +96,8 @@ class LabelTool(Dataset):
         available = found if request.names is None else [*request.names, *sorted({*found} - {*request.names})]
         names = order_names(available, request.names, where=str(root))
         finder = _Images(root, root if request.images is None else root / request.images)
-        annotated = [_annotate(image, finder.find(image), root, names) for image in images]
+        label_of = {name: label for label, name in enumerate(names)}
+        annotated = [_annotate(image, finder.find(image), root, label_of) for image in images]
         need_unique((image.image_id for image in annotated), where=str(root), what="images")
         notes = [
             f"shapes without an area (left out): {', '.join(f'{n} {kind}' for kind, n in sorted(left_out.items()))}"
@@ -175,11 +176,11 @@ class _Images:
         )
 
 
-def _annotate(image: Labelled, path: Path, root: Path, names: Sequence[str]) -> AnnotatedImage:
+def _annotate(image: Labelled, path: Path, root: Path, label_of: Mapping[str, int]) -> AnnotatedImage:
     name = path.relative_to(root).as_posix() if path.is_relative_to(root) else path.as_posix()
     table = np.array([box[1:] for box in image.boxes], dtype=np.float64).reshape(-1, 4)
     boxes_xywh = np.concatenate([table[:, :2], table[:, 2:] - table[:, :2]], axis=1)
-    labels = [names.index(box[0]) for box in image.boxes]
+    labels = [label_of[box[0]] for box in image.boxes]
     size_wh = image.size_wh if min(image.size_wh) > 0 else size_of(path)
     return replace(AnnotatedImage.of(path, name, boxes_xywh, labels, size_wh=size_wh), file_name=name)
 

@@ -7,9 +7,11 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
+import yaml
 
 from mtrain.commands import main
 from mtrain.core.interfaces import Array
+from mtrain_deploy.commands import prune
 from mtrain_deploy.pruning import sensitivity
 from mtrain_deploy.pruning.channels import Channels
 from mtrain_deploy.pruning.network import Prunable, least_important, mask, shrink
@@ -203,3 +205,14 @@ def test_a_share_that_is_none_is_refused(text: str, capsys: pytest.CaptureFixtur
     words = ["-c", "vit_digits", "--weights", str(tmp_path / "w.safetensors"), "--out", str(tmp_path / "out")]
     assert main(["prune", *words, "--target", "0.5", "--shares", text]) == 2
     assert f"--shares {text}: expected numbers" in capsys.readouterr().err
+
+
+def test_the_spec_of_a_smaller_network_has_no_key_of_the_file_that_its_job_began_with(tmp_path: Path) -> None:
+    work = tmp_path / prune.WORK_FOLDER
+    work.mkdir()
+    (work / prune.WEIGHTS).touch()
+    loaded: Any = SimpleNamespace(values={"model": {"name": "net", "weights": "w.pt", "weights_key": "teacher"}})
+    prune._write(tmp_path, loaded, {"sizes": {"a": [1]}})
+    model = yaml.safe_load((tmp_path / prune.SPEC).read_text())["model"]
+    assert model["weights_key"] is None
+    assert (model["weights"], model["pruned"]) == (str(tmp_path / prune.WEIGHTS), {"a": [1]})

@@ -271,6 +271,7 @@ def _write(out: Path, loaded: "Loaded", report: Mapping[str, Any]) -> None:
     (out / WORK_FOLDER / WEIGHTS).replace(weights)
     # A deep copy: the values of the spec that was read must not change.
     values = json.loads(json.dumps(dict(loaded.values)))
-    values["model"] = {**values.get("model", {}), "weights": str(weights.absolute()), "pruned": report["sizes"]}
+    start = {"weights": str(weights.absolute()), "weights_key": None}
+    values["model"] = {**values.get("model", {}), **start, "pruned": report["sizes"]}
     outputs.write_text(out / SPEC, dump(values, inline=True))
     write_json(out / REPORT, dict(report))
