@@ -45,7 +45,7 @@ def stacks(run: Path, *, rank: int | None) -> None:
     found = ask([pids[each] for each in asked])
     for lines in describe({each: found[pids[each]] for each in asked}, every_call=rank is not None):
         terminal.say(lines)
-    children = {each: processes.below(pids[each]) for each in asked}
+    children = {each: processes.ids_below(pids[each]) for each in asked}
     found = ask([pid for each in children.values() for pid in each])
     for lines in describe_children(children, found, every_call=rank is not None):
         terminal.say(lines)

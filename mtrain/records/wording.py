@@ -1,5 +1,6 @@
 """Word the records of a run as text for people; every display uses these functions."""
 
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -189,3 +190,11 @@ def class_lines(metrics: Mapping[str, Any]) -> list[str]:
         ]
         lines.append(f"{kind} by class: " + "  ".join(parts))
     return lines
+
+
+def local_time(seconds: float) -> str:
+    """Word a time in seconds since 1970 as local date and time; ``?``: the calendar has no such time."""
+    try:
+        return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
+    except (OverflowError, ValueError, OSError):
+        return "?"

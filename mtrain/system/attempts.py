@@ -22,6 +22,7 @@ from pathlib import Path
 from mtrain.errors import UsageError
 from mtrain.spec import outputs
 from mtrain.spec.sources import JOB_ATTEMPT as VARIABLE
+from mtrain.system.proc import BEGAN, read_stat
 
 __all__ = ["VARIABLE", "Mark", "await_former_ranks", "draw_mark", "join", "read"]
 
@@ -190,8 +191,5 @@ def _lock_file(run: Path, node: int | None) -> Path:
 
 def _ticks(pid: int) -> int:
     """Return when a process started, in the kernel's ticks; 0 where that is unknown, or it does not live."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
-    except OSError:
-        return 0
-    return 0 if fields[0] in "ZX" else int(fields[19])
+    _, fields = read_stat(pid)
+    return int(fields[BEGAN]) if fields and fields[0] not in "ZX" else 0

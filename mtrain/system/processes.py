@@ -145,11 +145,7 @@ def _prctl() -> Callable[[int, int], int] | None:
 
 def descendants() -> list[psutil.Process]:
     """Return all living descendants of this process."""
-    try:
-        below = psutil.Process().children(recursive=True)
-    except psutil.NoSuchProcess:
-        return []
-    return [process for process in below if _alive(process)]
+    return [process for process in _children(os.getpid(), recursive=True) if _alive(process)]
 
 
 def children_with(parent: int, arguments: Sequence[str]) -> list[psutil.Process]:
@@ -168,16 +164,16 @@ def children_with(parent: int, arguments: Sequence[str]) -> list[psutil.Process]
     return matches
 
 
-def _children(parent: int) -> list[psutil.Process]:
+def _children(parent: int, *, recursive: bool = False) -> list[psutil.Process]:
     try:
-        return psutil.Process(parent).children()
+        return psutil.Process(parent).children(recursive=recursive)
     except psutil.Error:
         return []
 
 
-def below(parent: int) -> list[int]:
+def ids_below(parent: int) -> list[int]:
     """Return the ids of all descendants of a process."""
-    return [pid for child in _children(parent) for pid in (child.pid, *below(child.pid))]
+    return [child.pid for child in _children(parent, recursive=True)]
 
 
 def name_of(pid: int) -> str:

@@ -23,6 +23,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from mtrain.system.proc import BEGAN, read_stat, read_status
+
 SIGNAL = int(getattr(signal, "SIGRTMIN", 34)) + 6
 """The signal at which a rank writes its stack. None of the frameworks uses it."""
 _BIT = 1 << (SIGNAL - 1)
@@ -90,13 +92,12 @@ def register(rank: int) -> None:
 
     Nothing is done where the system has no files in memory, and where somebody handles this signal already.
     """
-    status = _status(os.getpid())
+    status = read_status(os.getpid())
     if not status or _BIT & (_mask(status, "SigCgt") | _mask(status, "SigIgn")):
         return
     try:
-        descriptor = os.memfd_create(
-            f"{_NAME}{rank}"
-        )  # a program that is executed instead of a fork does not inherit it
+        # A program that is executed instead of a fork does not inherit it.
+        descriptor = os.memfd_create(f"{_NAME}{rank}")
         fcntl.fcntl(descriptor, fcntl.F_SETFL, os.O_APPEND)
     except (AttributeError, OSError):
         return
@@ -113,7 +114,7 @@ def ask(pids: Sequence[int]) -> dict[int, Stack]:
 
 
 def _ask(pid: int) -> Stack:
-    status = _status(pid)
+    status = read_status(pid)
     state = status.get("State", "")[:1]
     if not status or state in "ZX":
         return Stack("none", why="it has ended" if Path("/proc/self").exists() else "this system has no /proc")
@@ -168,14 +169,14 @@ def _at_signal(pid: int, descriptor: int) -> tuple[Frame, ...]:
         time.sleep(POLL_S)
     if _age_s(pid) < BEGINNING_S:
         raise _Unread("it has just begun")
-    _refuse_signal(_status(pid))
+    _refuse_signal(read_status(pid))
     os.ftruncate(descriptor, 0)
     try:
         os.kill(pid, SIGNAL)
     except OSError as error:
         raise _Unread(f"it cannot be signalled: {error.strerror}") from None
     # While the signal waits it is pending, and while its handler runs it is blocked.
-    while (status := _status(pid)) and _BIT & (_pending(status) | _mask(status, "SigBlk")):
+    while (status := read_status(pid)) and _BIT & (_pending(status) | _mask(status, "SigBlk")):
         if time.monotonic() > deadline:
             raise _Unread(f"it has not answered a signal for {ANSWER_S:g} s")
         time.sleep(POLL_S)
@@ -254,22 +255,12 @@ def _from_outside(pid: int) -> tuple[Frame, ...]:
 
 
 # ----------------------------------------------------------------------------------------------------------------- /proc
-def _status(pid: int) -> dict[str, str]:
-    """Return the fields of /proc/PID/status; empty: there is no such process."""
-    try:
-        text = Path(f"/proc/{pid}/status").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return {}
-    return {name: value.strip() for name, _, value in (line.partition(":") for line in text.splitlines())}
-
-
 def _age_s(pid: int) -> float:
     """Return for how many seconds a process has existed; infinity: it has ended."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
-    except OSError:
+    _, fields = read_stat(pid)
+    if not fields:
         return float("inf")
-    return time.clock_gettime(time.CLOCK_BOOTTIME) - int(fields[19]) / os.sysconf("SC_CLK_TCK")
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - int(fields[BEGAN]) / os.sysconf("SC_CLK_TCK")
 
 
 def _mask(status: Mapping[str, str], name: str) -> int:

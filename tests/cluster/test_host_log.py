@@ -64,3 +64,11 @@ def test_a_job_of_any_number_of_attempts_keeps_the_newest_ones(tmp_path, monkeyp
     assert (found["restarts"], len(found["hosts"])) == (999, 49)
     assert [loss["why"] for loss in found["lost"]] == ["loss 997", "loss 998", "loss 999"]
     assert len((tmp_path / FILE).read_text().splitlines()) > 10, "half of the file stays"
+
+
+def test_a_loss_at_a_time_that_is_none_is_shown_as_unknown(tmp_path):
+    log = HostLog(tmp_path)
+    log.began(["a", "b"], restarts=0)
+    with (tmp_path / FILE).open("a") as file:
+        file.write('{"time": 1e300, "lost": "b", "why": "silent"}\n')
+    assert words(log.read()) == ["takes part: a", "lost ?: b: silent"]

@@ -13,6 +13,7 @@ import pytest
 
 from mtrain.rank import process
 from mtrain.system import stacks
+from mtrain.system.proc import read_status
 from mtrain.system.runfolder import RunFolder
 from mtrain.system.stacks import Frame, Stack
 from tests.forks import Fork, fork
@@ -101,7 +102,7 @@ def test_a_stopped_process_gets_no_signal(fork: Fork) -> None:
     assert (stack.how, stack.state, stack.rank) == ("none", "T", 0)
     assert "stopped by a signal" in stack.why
     assert "py-spy" in stack.why
-    assert not stacks._pending(stacks._status(pid))
+    assert not stacks._pending(read_status(pid))
     os.kill(pid, signal.SIGCONT)
     assert await_line(pid, "wait_in_sleep").how == "faulthandler"
 

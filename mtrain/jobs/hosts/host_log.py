@@ -5,12 +5,12 @@ object: an attempt that begins (``time``, ``hosts``, ``restarts``), or a host th
 """
 
 import contextlib
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from mtrain.records.wording import local_time
 from mtrain.spec import outputs
 from mtrain.spec.files import open_file, parse_json_lines
 from mtrain.spec.hostnames import few
@@ -103,6 +103,5 @@ def words(known: dict[str, Any]) -> list[str]:
     )
     lines = [f"takes part: {few(known['hosts']) or 'no host'}{again}"]
     for loss in known["lost"]:
-        at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(float(loss["time"])))
-        lines.append(f"lost {at}: {loss['lost']}: {loss.get('why', '')}")
+        lines.append(f"lost {local_time(loss['time'])}: {loss['lost']}: {loss.get('why', '')}")
     return lines

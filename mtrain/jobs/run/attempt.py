@@ -293,7 +293,7 @@ class Attempt:
             return
         if watch.wants_places():
             self._ask_places()
-        report = watch.answered()
+        report = watch.find_report()
         if report is not None:
             self.display.note(report.text)
             self._send_all({"do": "hang", "report": report.as_json()})

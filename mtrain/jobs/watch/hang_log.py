@@ -4,12 +4,12 @@ Each line of ``hangs.jsonl`` is a JSON object: what was said of a hang (``time``
 did not come), or that the ranks went on (``time``, ``over``).
 """
 
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from mtrain.records.wording import local_time
 from mtrain.spec import outputs
 from mtrain.spec.files import open_file, parse_json_lines
 
@@ -47,14 +47,7 @@ class HangLog:
 def words(hangs: list[dict[str, Any]]) -> list[str]:
     """Return hangs as lines for people."""
     return [
-        f"hang {_clock(hang['time'])}: {hang['text']}"
-        + (f" (went on {_clock(hang['over'])})" if "over" in hang else "")
+        f"hang {local_time(hang['time'])}: {hang['text']}"
+        + (f" (went on {local_time(hang['over'])})" if "over" in hang else "")
         for hang in hangs
     ]
-
-
-def _clock(seconds: float) -> str:
-    try:
-        return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
-    except (OverflowError, ValueError, OSError):
-        return "?"

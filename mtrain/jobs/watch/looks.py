@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from mtrain.spec.files import open_file
+from mtrain.system.proc import BEGAN, PROC, read_stat, read_status
 
 INTERVAL_S = 5.0
 """Seconds between two looks."""
@@ -99,7 +100,7 @@ class HostLooks:
     """The time in which waiting is measured."""
     boot_clock: Callable[[], float] = _boot_time
     """The same with the time that this machine has slept."""
-    proc: Path = Path("/proc")
+    proc: Path = PROC
     """Where the kernel's tables are."""
     _ticks: dict[int, int] = field(default_factory=dict)
     _bytes: dict[int, int] = field(default_factory=dict)
@@ -178,8 +179,6 @@ class HostLooks:
                 looks.append(RankLook(rank=rank, pid=begun[rank][0], state="", idle=True))
             else:  # What it does so far is done by its starter, or by a process that is not known for it yet.
                 looks.append(RankLook(rank=rank, idle=looks[0].idle))
-        known = {look.pid for look in looks}
-        self._ticks = {pid: ticks for pid, ticks in self._ticks.items() if pid in known}
         self._waited_s = {pid: waited_s for pid, waited_s in self._waited_s.items() if pid in table}
         return [look for look in looks if look.rank != STARTER or look.stopped]
 
@@ -225,12 +224,10 @@ class HostLooks:
         return table
 
     def _read_process(self, pid: int) -> Process | None:
+        name, fields = read_stat(pid, proc=self.proc)
         try:
-            head, _, rest = (self.proc / str(pid) / "stat").read_text("utf-8", "replace").rpartition(")")
-            fields = rest.split()
-            ticks = sum(map(int, fields[11:15]))
-            return Process(pid, int(fields[1]), fields[0], ticks, int(fields[19]), head.partition("(")[2])
-        except (OSError, ValueError, IndexError):  # it has ended meanwhile
+            return Process(pid, int(fields[1]), fields[0], sum(map(int, fields[11:15])), int(fields[BEGAN]), name)
+        except (ValueError, IndexError):  # it has ended meanwhile
             return None
 
     def _is_starved(self, pid: int, span_s: float) -> bool:
@@ -255,12 +252,7 @@ class HostLooks:
             return 0
 
     def _tracer(self, pid: int) -> bool:
-        try:
-            text = (self.proc / str(pid) / "status").read_text("utf-8", "replace")
-        except OSError:
-            return False
-        tracer = text.partition("TracerPid:")[2].split(maxsplit=1)[:1]
-        return tracer not in ([], ["0"])
+        return read_status(pid, proc=self.proc).get("TracerPid", "0") != "0"
 
     # ----------------------------------------------------------------------------------------------------------- the logs
     def _read_sizes(self) -> dict[Path, int]:

@@ -9,8 +9,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from mtrain.spec.files import open_file
 from mtrain.system import stacks
+from mtrain.system.log_limit import end_of
 from mtrain.system.stacks import Frame, Stack
 
 Kind = Literal["waits", "backward", "lock", "person", "children", "runs", "unknown"]
@@ -155,12 +155,7 @@ def _child_words(stack: Stack) -> str:
 
 def missing_ranks(log: Path, *, start: int) -> list[int]:
     """Return the ranks of which Horovod says, in the part of a log after byte ``start``, that others wait for them."""
-    try:
-        with open_file(log) as file:
-            file.seek(max(start, file.seek(0, 2) - LOG_BYTES))
-            text = file.read(LOG_BYTES).decode("utf-8", "replace")
-    except OSError:
-        return []
+    text = end_of(log, start=start, limit_bytes=LOG_BYTES)
     # The last one counts. Its lines are `1: [name, name ...]`, and those of a mismatch name all ranks.
     block = text.rpartition("Missing ranks:")[2] if "Missing ranks:" in text else ""
     ranks = []

@@ -30,8 +30,8 @@ class Report:
     """A hang in words."""
 
     kind: str
-    text: str
-    """All in one line."""
+    text: str = ""
+    """All in one line; empty: it is told by its cause alone."""
     suspects: tuple[int, ...] = ()
     """The ranks that do not come; empty: this cannot be told."""
     cause: str = ""
@@ -166,14 +166,18 @@ def _plural(words: str) -> str:
 
 
 def _names(numbers: Sequence[int], ranks: Mapping[int, Seen]) -> str:
-    """Return ranks in words: ``rank 1 (host b)``, ``ranks 0, 2 and 3``, ``ranks 0 to 62``."""
+    """Return ranks in words: ``rank 1 (host b)``, ``the starter of the ranks``."""
     hosts = {ranks[number].host for number in numbers} - {""}
     host = f" (host {hosts.pop()})" if len(hosts) == 1 else ""
     if list(numbers) == [STARTER]:
         return f"the starter of the ranks{host}"
-    parts = number_rows(numbers)
-    text = parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"
-    return f"rank{'s' if len(numbers) > 1 else ''} {text}{host}"
+    return f"{name_ranks(numbers)}{host}"
+
+
+def name_ranks(numbers: Sequence[int]) -> str:
+    """Return ranks in words: ``rank 1``, ``ranks 0, 2 and 3``, ``ranks 0 to 62``."""
+    *parts, last = number_rows(numbers)
+    return f"rank{'s' if len(numbers) > 1 else ''} {', '.join(parts)}{' and ' if parts else ''}{last}"
 
 
 def number_rows(numbers: Iterable[int]) -> list[str]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from mtrain.jobs.watch.looks import STARTER
 from mtrain.jobs.watch.places import Place, is_exchange
-from mtrain.jobs.watch.report import Report, Seen, describe
+from mtrain.jobs.watch.report import Report, Seen, describe, name_ranks
 from mtrain.jobs.watch.rules import Finding, Rules, Watching
 
 ANSWER_S = 12.0
@@ -103,7 +103,7 @@ class Watch:
         wants, self._was_asked_early = is_early and not self._was_asked_early, is_early
         return wants
 
-    def answered(self) -> Report | None:
+    def find_report(self) -> Report | None:
         """Return what is to be said once the hosts have answered; None: nothing, or not yet."""
         now = self.clock()
         if self._asked_at is None or (self._open and now - self._asked_at < ANSWER_S):
@@ -148,8 +148,7 @@ class Watch:
             return report
         missing = tuple(rank for rank in self._missing if rank != waited)
         if missing and len(missing) < self.rules.size:
-            names = f"rank{'s' if len(missing) > 1 else ''} {', '.join(map(str, missing))}"
-            return Report(kind="still", text="", suspects=missing, cause=f"{names} did not come, as Horovod says")
+            return Report(kind="still", suspects=missing, cause=f"{name_ranks(missing)} did not come, as Horovod says")
         return None
 
     # ------------------------------------------------------------------------------------------------------------- parts
