@@ -104,8 +104,8 @@ ALLOWED = {
         "mtrain_language/readers/python_docs.py"
     ),
     "files of the kernel": (
-        "system/copied.py jobs/hosts/agent.py spec/bounds.py system/attempts.py jobs/preflight/facts.py launchers/withheld.py "
-        "system/placement.py system/vectors.py data/once_per_host.py system/stacks.py jobs/watch/looks.py system/memory.py"
+        "system/copied.py jobs/hosts/agent.py spec/bounds.py system/proc.py jobs/preflight/facts.py launchers/withheld.py "
+        "system/placement.py system/vectors.py data/once_per_host.py jobs/watch/looks.py system/memory.py"
     ),
     "files that the same job has just written": (
         "jobs/plan/micro_batch.py commands/predict.py mtrain_clusters/_kubernetes/queue.py compare/jobs.py "
