@@ -541,12 +541,12 @@ def test_other_backbones_of_rtdetr_and_its_groups_without_decay():
     both = convert([rtdetr("ResNet", groups=", param_groups: [{params: [norm], weight_decay: 0.0}]")])
     assert any("param_groups" in entry.key for entry in both.dropped)
     assert load(both.text).spec.optimizer.groups[0].learning_rate_factor == 0.1, "not lost to the groups without decay"
-    names = ", param_groups: [{params: [relative_position_bias_table, norm], weight_decay: 0.0}]"
+    names = ", param_groups: [{params: [relative_position_bias_table, .norm], weight_decay: 0.0}]"
     swin = load(convert([rtdetr("SwinTransformer", groups=names)]).text).spec
     assert swin.model.options["config"]["encoder_in_channels"] == [384, 768, 1536]
     assert swin.model.options["config"]["backbone_config"]["drop_path_rate"] == 0.1
     assert [(group.match, group.weight_decay) for group in swin.optimizer.groups] == [
-        ("relative_position_bias_table|norm", 0.0), ("", None)
+        (r"relative_position_bias_table|\.norm", 0.0), ("", None)
     ]  # fmt: skip
 
 

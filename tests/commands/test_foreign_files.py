@@ -99,6 +99,15 @@ def test_a_file_that_none_knows_is_named_for_what_it_is_with_what_to_do(name, ca
     assert re.match(f"error: {re.escape(name)}: is .*{words}", told[0])
 
 
+def test_a_plain_spec_asks_no_importer(monkeypatch):
+    def fail(*_args, **_kwargs):
+        pytest.fail("read a second time")
+
+    monkeypatch.setattr("mtrain.spec.importers.translation.take", fail)
+    Path("mine.yml").write_text("_BASE_: yolov5n\ntrain: {epochs: 1}\n")
+    assert config.load("mine.yml", environ={}).spec.train.epochs == 1
+
+
 def test_a_spec_with_a_mistake_is_still_a_spec(capsys):
     for text, message in (
         ("model: {name: yolov5n}\ntrian: {epochs: 1}\n", "bad.yml:2 trian: unknown key"),

@@ -76,9 +76,10 @@ def test_two_flags_say_what_a_spec_may_be_without():
 
 
 def test_a_data_yaml_replaces_the_data_of_the_spec(here):  # noqa: F811
+    (here / "mine.yml").write_text("_BASE_: yolov5n_bccd\ndata: {classes: [RBC]}\n")
     (here / "my data").mkdir()
     (here / "my data" / "cells.yaml").write_text("path: .\ntrain: images\nval: images\nnames: [a]\n")
-    data = flags("--data 'my data/cells.yaml'", config="yolov5n_bccd").spec.data
+    data = flags("--data 'my data/cells.yaml'", config="mine.yml").spec.data
     assert (data.format, data.root, data.options) == ("yolo", "my data", {"description": "cells.yaml"})
     assert (data.train, data.val, data.images, data.names, data.classes) == (None, None, None, None, None)
     data = flags("--single-cls --data 'my data/cells.yaml'", config="yolov5n_bccd").spec.data
@@ -113,7 +114,7 @@ def test_published_weights_name_the_recipe_where_nothing_else_does(file, name, h
 
     loaded = load_job(parse("--weights", file))
     assert (loaded.name, loaded.spec.model.name, loaded.spec.model.weights) == (name, name, file)
-    assert load_job(parse("--weights", file, "--cfg", "yolov5m.yaml")).spec.model.name == "yolov5m"
+    assert load_job(parse("--weights", file, "--cfg", "yolov5m.yaml")).name == "yolov5m"
     assert load_job(parse("--weights", file, "-c", "digits")).name == "digits"
     assert load_job(parse("--weights", "best.pt")).name == "digits"
 

@@ -113,6 +113,13 @@ def test_keys_of_deepspeed_become_those_of_the_job_and_auto_is_left_open():
     assert off.backend.options == {"stage": 0}, "ZeRO is off where nothing is said of it"
 
 
+def test_an_override_of_a_section_that_a_spec_has_too_is_one_of_the_spec():
+    Path("ds.json").write_text(json.dumps(DEEPSPEED))
+    imported = convert([Path("ds.json")], overrides=["optimizer.rule=lion", "gradient_clipping=2"])
+    assert "rule: lion " in imported.text
+    assert "clip_norm: 2 " in imported.text
+
+
 def test_accelerate_names_the_file_of_deepspeed_or_has_its_keys():
     Path("conf").mkdir()
     Path("conf/zero.json").write_text(json.dumps(DEEPSPEED))

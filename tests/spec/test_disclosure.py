@@ -23,12 +23,13 @@ SPEC = {
 
 
 def test_a_spec_for_others_keeps_what_was_trained_and_nothing_private():
-    shared = shareable(SPEC)
+    shared = shareable({**SPEC, "data": {**SPEC["data"], "classes": {"a/b": "c/d"}}})
     text = json.dumps(shared)
     assert [word for word in CANARIES if word in text] == []
     assert shared["train"] == SPEC["train"]
     assert shared["model"] == {"name": "nets.py:Net", "options": {"width": 4, "token": None, "arch": "small"}}
     assert shared["data"]["names"] == ["N/A", "rbc"], "a class may be called so"
+    assert shared["data"]["classes"] == {"a/b": "c/d"}
     assert (shared["data"]["root"], shared["backend"], shared["checkpoint"]) == (
         "cells",
         {"name": "ddp"},
