@@ -6,6 +6,7 @@ import json
 import random
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import replace
 from typing import Any
 
@@ -390,14 +391,13 @@ def _join(parts: Sequence[Any], axis: int, places: Sequence[Indices] | None) -> 
         ScriptError: they differ in something else than the rows of arrays.
     """
     leaves = [_leaves(part) for part in parts]
-    whole: Any = json.loads(json.dumps(parts[0]))
-    joined = _leaves(whole)
     kinds = [json.dumps([_without_rows(leaf, axis) for leaf in each]) for each in leaves]
     if any(kind != kinds[0] for kind in kinds):
         raise ScriptError(
             "the states differ between ranks in more than their rows; keep what else is each rank's own under another name"
         )
-    for number, leaf in enumerate(joined):
+    # Into the part of rank 0, of which each array is read before it is replaced.
+    for number, leaf in enumerate(leaves[0]):
         if places is not None and isinstance(leaf, dict) and "array" in leaf:
             arrays = [np.moveaxis(_array_of(each[number]), axis, 0) for each in leaves]
             out = np.empty(
@@ -406,7 +406,7 @@ def _join(parts: Sequence[Any], axis: int, places: Sequence[Indices] | None) -> 
             for place, array in zip(places, arrays, strict=True):
                 out[place] = array
             leaf.update(_plain_array(np.moveaxis(out, 0, axis)))
-    return whole
+    return parts[0]
 
 
 def _without_rows(leaf: Any, axis: int) -> Any:
@@ -418,7 +418,7 @@ def _without_rows(leaf: Any, axis: int) -> Any:
 
 def _share_of(whole: Any, axis: int, shares: Shares) -> Any:
     """Return the part of a joined state whose rows are those of this rank's samples."""
-    part: Any = json.loads(json.dumps(whole))
+    part: Any = deepcopy(whole)
     for leaf in _arrays(part):
         array = _array_of(leaf)
         leaf.update(_plain_array(np.take(array, _places(shares, array.shape[axis], shares.rank), axis)))

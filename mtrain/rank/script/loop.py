@@ -35,8 +35,8 @@ class ScriptLoop(Iterator[Any]):
         """Whether the script has computed gradients of the model itself, for the micro batch in hands."""
         self._searches: dict[Stepper, list[list[float]]] = {}
         """The losses of each call of a closure so far, by the model whose step has called it."""
-        self._weights: dict[int, LossWeights] = {}
-        """Weights of the losses of each optimizer, by identity."""
+        self._weights: dict[Stepper, LossWeights] = {}
+        """Weights of the losses of each optimizer."""
 
     @property
     def progress(self) -> Progress:
@@ -132,9 +132,9 @@ class ScriptLoop(Iterator[Any]):
         """Return what a loss of the micro batch in hands counts, see ``LossWeights.take``."""
         job, micro = self.loop.job, self.loop.micro
         assert micro is not None
-        if id(stepper) not in self._weights:
-            self._weights[id(stepper)] = LossWeights(job.shares, job.session.collective)
-        return self._weights[id(stepper)].take(kind, micro, is_further=stepper.used, place=lambda: self._place)
+        if stepper not in self._weights:
+            self._weights[stepper] = LossWeights(job.shares, job.session.collective)
+        return self._weights[stepper].take(kind, micro, is_further=stepper.used, place=lambda: self._place)
 
     def gradients_of(self, stepper: Stepper, loss: Any, *, retain_graph: bool, kind: LossKind) -> Mapping[str, Any]:
         """Take a loss of the micro batch in hands, and return its own gradients, see ``Updater.gradients``."""
