@@ -145,6 +145,21 @@ def test_a_process_that_may_execute_another_program_at_once_gets_no_signal(
     assert ask(pid).how == "faulthandler"
 
 
+def test_a_signal_between_its_arrival_and_its_handler_is_waited_for(
+    fork: Fork, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kill = os.kill
+
+    def kill_later(pid: int, number: int) -> None:
+        threading.Timer(0.03, kill, (pid, number)).start()
+
+    pid = fork(wait_in_sleep)
+    monkeypatch.setattr(os, "kill", kill_later)
+    stack = ask(pid)
+    monkeypatch.undo()
+    assert (stack.how, stack.frames[0].function) == ("faulthandler", "wait_in_sleep")
+
+
 @pytest.mark.usefixtures("no_reader")
 def test_no_stack_gets_into_a_file_that_took_the_number_of_a_closed_one(fork: Fork, tmp_path: Path) -> None:
     told, telling = os.pipe()
