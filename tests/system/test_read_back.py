@@ -237,7 +237,7 @@ ABOVE = {
     "spec/run_spec": "spec of a run", "spec/sources": "spec of a run", "spec/yaml_reader": "spec of a run",
     "compare/recorded": "spec of a compared run", "mtrain_sweep/definition": "sweep", "mtrain_sweep/journal": "journal",
     "mtrain_sweep/trial_jobs": "log of a trial",
-    "system/attempts": "lock of ranks", "system/failures": "failure", "system/runfolder": "summary",
+    "system/failures": "failure", "system/runfolder": "summary",
     "weights/backup/form": "id of a copied run",
 }  # fmt: skip
 """Modules that read files of folders -> what of the list above they read."""
@@ -268,7 +268,7 @@ OWN = {
         "jobs/preflight/interpreter_probe", "mtrain_clusters/_kubernetes/client", "mtrain_clusters/_kubernetes/own_code",
         "rank/script/job", "rank/script_mode", "mtrain_ui/pages/app", "mtrain_ui/pages/rendering",
         "mtrain_ui/trackers/mlflow", "mtrain_ui/trackers/weights_and_biases", "spec/bounds", "spec/files", "records/html",
-        "system/placement", "system/vectors", "system/stacks", "jobs/watch/looks", "jobs/watch/places",
+        "system/placement", "system/proc", "system/vectors", "jobs/watch/looks",
     ),
 }  # fmt: skip
 """Modules that read what the same command has written, or nobody else can write."""
