@@ -1,7 +1,7 @@
 """How cost grows: measure one axis at several sizes, print a table, and write the rows as JSON and a plot.
 
     python -m benchmarks.scale hosts [--sizes 4,64,1000] [--out scale]
-    python -m benchmarks.scale elastic|back|ssh|slurm|order|shards|boxes|shared|evaluation [--out scale]
+    python -m benchmarks.scale elastic|back|ssh|slurm|order|boxes|shared|evaluation [--out scale]
     python -m benchmarks.scale update|checkpoint|updates|runs|logs|day [--out scale]
     python -m benchmarks.scale picture [--out scale]
 
@@ -30,7 +30,6 @@ from benchmarks.growth import (
     records,
     samples,
     slurm_nodes,
-    tar_shards,
 )
 
 ROOT = Path(__file__).parents[1]
@@ -43,7 +42,6 @@ AXES: dict[str, tuple[str, Sequence[tuple[int, ...]], str]] = {
     "ssh": ("", [(size,) for size in hosts.SSH_SIZES], "hosts"),
     "slurm": ("slurm_nodes", [(size,) for size in slurm_nodes.SIZES], "nodes"),
     "order": ("samples", [(size,) for size in samples.ORDER_SIZES], "samples"),
-    "shards": ("tar_shards", [(size,) for size in tar_shards.SIZES], "images"),
     "boxes": ("samples", [(size,) for size in samples.BOX_SIZES], "boxes"),
     "shared": ("samples", samples.SHARED_SIZES, "ranks"),
     "evaluation": ("evaluation", [(size,) for size in evaluation.IMAGE_SIZES], "images"),

@@ -1,9 +1,7 @@
 """Class names that are not UTF-8 are refused by every reader, with the name and the data set."""
 
-import io
 import json
 import os
-import tarfile
 from pathlib import Path
 
 import cv2
@@ -75,85 +73,10 @@ def voc(root: Path, *, head: bytes = b"", name: bytes = b"caf\xe9") -> None:
         )
 
 
-def columns(root: Path) -> tuple[list[bytes], list[bytes]]:
-    images(root / "made")
-    return [(root / "made" / f"{number}.png").read_bytes() for number in range(2)], [b"caf\xe9", b"dog"]
-
-
-def table_of(root: Path, *, dictionary: bool = False) -> "object":
-    pa = pytest.importorskip("pyarrow", reason="needs mtrain[data]")
-    images, names = columns(root)
-    labels = pa.array(names, pa.binary())
-    text = pa.StringArray.from_buffers(2, *labels.buffers()[1:])
-    if dictionary:
-        text = pa.DictionaryArray.from_arrays(pa.array([0, 1], pa.int32()), text)
-    return pa.table({"image": pa.array(images, pa.binary()), "label": text})
-
-
-def parquet(root: Path) -> None:
-    table = table_of(root)
-    import pyarrow.parquet as pq
-
-    for split in ("train", "val"):
-        pq.write_table(table, root / f"{split}.parquet", use_dictionary=False)
-
-
-def parquet_dictionary(root: Path) -> None:
-    table = table_of(root, dictionary=True)
-    import pyarrow.parquet as pq
-
-    for split in ("train", "val"):
-        pq.write_table(table, root / f"{split}.parquet", store_schema=False)
-
-
-def parquet_metadata(root: Path) -> None:
-    """Hugging Face's metadata name the classes, as JSON."""
-    pa = pytest.importorskip("pyarrow", reason="needs mtrain[data]")
-    import pyarrow.parquet as pq
-
-    images, _ = columns(root)
-    features = {"label": {"_type": "ClassLabel", "names": [STRANGE, "dog"]}, "image": {"_type": "Image"}}
-    metadata = {"huggingface": json.dumps({"info": {"features": features}})}
-    table = pa.table({"image": pa.array(images, pa.binary()), "label": [0, 1]}).replace_schema_metadata(metadata)
-    for split in ("train", "val"):
-        pq.write_table(table, root / f"{split}.parquet")
-
-
-def arrow(root: Path) -> None:
-    table = table_of(root)
-    import pyarrow as pa
-
-    for split in ("train", "val"):
-        with pa.ipc.new_stream(str(root / f"{split}.arrow"), table.schema) as writer:
-            writer.write_table(table)
-
-
-def shards(root: Path, *, json_labels: bool = False) -> None:
-    images, names = columns(root)
-    for split in ("train", "val"):
-        with tarfile.open(root / f"{split}.tar", "w") as archive:
-            for number, (image, name) in enumerate(zip(images, names, strict=True)):
-                label = json.dumps({"label": os.fsdecode(name)}).encode() if json_labels else name
-                for suffix, content in (("png", image), ("json" if json_labels else "cls", label)):
-                    member = tarfile.TarInfo(f"{number}.{suffix}")
-                    member.size = len(content)
-                    archive.addfile(member, io.BytesIO(content))
-
-
-def shards_json(root: Path) -> None:
-    shards(root, json_labels=True)
-
-
 @pytest.mark.parametrize(
     ("form", "base", "make"),
     [
         ("voc", "digits", voc),
-        ("parquet", "vit_digits", parquet),
-        ("parquet", "vit_digits", parquet_dictionary),
-        ("parquet", "vit_digits", parquet_metadata),
-        ("huggingface", "vit_digits", arrow),
-        ("webdataset", "vit_digits", shards),
-        ("webdataset", "vit_digits", shards_json),
         ("image_folder", "vit_digits", folders),
         ("coco", "digits", coco),
         ("csv_labels", "vit_digits", csv),
@@ -179,33 +102,3 @@ def test_class_names_in_another_declared_encoding_are_read(tmp_path):
     values = ["data.format=voc", f"data.root={tmp_path / 'set'}", "data.options={}"]
     spec = config.load("digits", overrides=values, environ={}).spec
     assert open_data(spec.data).train.class_names == ("caf\u00e9",)
-
-
-def header(kind: bytes, size: int, name: bytes = b"x") -> bytes:
-    """Return the header of a member of a tar file; sizes above 8 GiB are in base 256."""
-    number = b"%011o\0" % size if size < 8**11 else b"\x80" + size.to_bytes(11, "big")
-    block = name.ljust(100, b"\0") + b"0000644\0" + b"0000000\0" * 2 + number + b"0" * 12 + b" " * 8 + kind
-    block = block.ljust(257, b"\0") + b"ustar\x0000"
-    block = block.ljust(512, b"\0")
-    return block[:148] + b"%06o\0 " % sum(block) + block[156:]
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        header(b"L", 0) * 5000,
-        header(b"x", 0) * 5000,
-        header(b"0", 2**45, b"0.jpg"),
-        header(b"L", 2**45),
-        header(b"x", 2**45),
-        header(b"0", 2**62, b"0.jpg"),
-    ],
-    ids=["chained long names", "chained pax", "large", "large long name", "large pax", "larger"],
-)
-def test_a_shard_with_hostile_headers_is_refused_in_words(tmp_path, content):
-    (tmp_path / "train.tar").write_bytes(content + bytes(1024))
-    (tmp_path / "val.tar").write_bytes(content + bytes(1024))
-    values = ["data.format=webdataset", f"data.root={tmp_path}", "data.options={}"]
-    spec = config.load("vit_digits", overrides=values, environ={}).spec
-    with pytest.raises(DataError, match=r"train\.tar"):
-        open_data(spec.data).both()

@@ -2,8 +2,6 @@
 
 import json
 import os
-import tarfile
-from io import BytesIO
 from pathlib import Path
 
 import pytest
@@ -40,18 +38,7 @@ def yolo(root: Path) -> None:
     (root / "data.yaml").write_text(f"train: images/train\nval: images/val\nnames: [{', '.join(CLASSES)}]\n")
 
 
-def shards(root: Path) -> None:
-    root.mkdir(exist_ok=True)
-    for split in ("train", "val"):
-        with tarfile.open(root / f"{split}.tar", "w", encoding="utf-8", errors="surrogateescape") as archive:
-            for number in range(6):
-                for suffix, content in (("png", image(seed=number)), ("cls", CLASSES[number // 2].encode())):
-                    member = tarfile.TarInfo(f"{STRANGE}{number}.{suffix}")
-                    member.size = len(content)
-                    archive.addfile(member, BytesIO(content))
-
-
-SETS = {"image_folder": folders, "yolo": yolo, "webdataset": shards}
+SETS = {"image_folder": folders, "yolo": yolo}
 
 
 @pytest.mark.parametrize("form", SETS)
@@ -64,10 +51,10 @@ def test_names_of_any_bytes_are_checked_and_divided(form, tmp_path, capfd):
     assert main(["data", "check", "-c", base, *words, "--output", str(tmp_path / "sheets")]) == 0, capfd.readouterr()
     assert any((tmp_path / "sheets").iterdir())
     kind = DetectionDataSpec if form == "yolo" else ClassificationDataSpec
-    train = {"image_folder": "train", "yolo": "images/train", "webdataset": "train.tar"}[form]
+    train = {"image_folder": "train", "yolo": "images/train"}[form]
     parts = open_data(kind(format=form, root=str(root), train=train, split=0.34))
     assert len(parts.val) >= 1
-    assert len(parts.train) + len(parts.val) == {"image_folder": 6, "yolo": 4, "webdataset": 6}[form]
+    assert len(parts.train) + len(parts.val) == {"image_folder": 6, "yolo": 4}[form]
 
 
 @pytest.mark.job

@@ -1,9 +1,6 @@
 """Data sets that accidents and strangers make, each with its one error, or what is read of it."""
 
-import io
-import json
 import os
-import tarfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -60,25 +57,6 @@ def table(*lines: str) -> Callable[[Path], None]:
     return build
 
 
-def archive(*members: tuple[str, bytes, bytes]) -> Callable[[Path], None]:
-    def build(root: Path) -> None:
-        root.mkdir()
-        for split in ("train", "val"):
-            with tarfile.open(root / f"{split}.tar", "w") as file:
-                for name, content, kind in members:
-                    member = tarfile.TarInfo(name)
-                    member.type = kind
-                    member.linkname = "/etc/passwd" if kind == tarfile.SYMTYPE else ""
-                    member.size = len(content)
-                    file.addfile(member, io.BytesIO(content))
-
-    return build
-
-
-FILE = tarfile.REGTYPE
-SAMPLE = (("a.png", image(), FILE), ("a.cls", b"cat", FILE), ("b.png", image(), FILE), ("b.cls", b"dog", FILE))
-
-
 def entities(root: Path) -> None:
     head = b'<!DOCTYPE a [<!ENTITY x "' + b"x" * 1000 + b'"><!ENTITY y "' + b"&x;" * 1000 + b'">]>'
     voc(root, head=head, name=b"&y;")
@@ -86,15 +64,6 @@ def entities(root: Path) -> None:
 
 def outside_entity(root: Path) -> None:
     voc(root, head=b'<!DOCTYPE a [<!ENTITY x SYSTEM "file:///etc/passwd">]>', name=b"&x;")
-
-
-def state(content: object) -> Callable[[Path], None]:
-    def build(root: Path) -> None:
-        for split in ("train", "validation"):
-            (root / split).mkdir(parents=True)
-            (root / split / "state.json").write_text(content if isinstance(content, str) else json.dumps(content))
-
-    return build
 
 
 CASES: dict[str, tuple[str, Callable[[Path], None], str | None]] = {
@@ -118,26 +87,9 @@ CASES: dict[str, tuple[str, Callable[[Path], None], str | None]] = {
     "table: one field": ("csv_labels", table("train/cat/a.png"), "fields"),
     "table: open quotation mark": ("csv_labels", table('"train/cat/a.png,cat'), "CSV"),
     "table: field of a megabyte": ("csv_labels", table("x" * (1 << 20) + ",cat"), "CSV|field"),
-    "shard: good": ("webdataset", archive(*SAMPLE), None),
-    "shard: links": ("webdataset", archive(*SAMPLE, ("c.png", b"", tarfile.SYMTYPE)), None),
-    "shard: devices": ("webdataset", archive(*SAMPLE, ("c.png", b"", tarfile.CHRTYPE)), None),
-    "shard: absolute names": ("webdataset", archive(*SAMPLE, ("/etc/c.txt", b"x", FILE)), r"c: |label|image"),
-    "shard: label of two megabytes": ("webdataset", archive(*SAMPLE[:1], ("a.cls", b"x" * (2 << 20), FILE)), "bytes"),
-    "shard: label of brackets": ("webdataset", archive(*SAMPLE[:1], ("a.json", b"[" * 100_000, FILE)), "nested|JSON"),
-    "shard: image twice": ("webdataset", archive(*SAMPLE, ("b.png", image(), FILE)), "twice"),
-    "shard: no label": ("webdataset", archive(*SAMPLE[:1]), "no label"),
     "voc: entities": ("voc", entities, "DOCTYPE|entit"),
     "voc: a file of the system": ("voc", outside_entity, "DOCTYPE|entit"),
     "voc: brackets": ("voc", lambda root: voc(root, name=b"<a>" * 5000 + b"</a>" * 5000), r"\.xml"),
-    "hugging face: names out of the folder": (
-        "huggingface",
-        state({"_data_files": [{"filename": "../../x.arrow"}]}),
-        "same folder",
-    ),
-    "hugging face: brackets": ("huggingface", state("[" * 100_000), r"state\.json"),
-    "hugging face: a number": ("huggingface", state(7), r"state\.json"),
-    "hugging face: no files": ("huggingface", state({"_data_files": []}), "no file"),
-    "hugging face: missing file": ("huggingface", state({"_data_files": [{"filename": "x.arrow"}]}), r"x\.arrow"),
 }
 
 
@@ -145,8 +97,6 @@ CASES: dict[str, tuple[str, Callable[[Path], None], str | None]] = {
 @pytest.mark.parametrize("name", CASES)
 def test_a_hostile_set_is_read_or_is_one_error(name: str, tmp_path: Path) -> None:
     form, build, says = CASES[name]
-    if form == "huggingface":
-        pytest.importorskip("pyarrow", reason="needs mtrain[data]")
     root = tmp_path / "set"
     build(root)
     values = [f"data.format={form}", f"data.root={root}", "data.options={}"]

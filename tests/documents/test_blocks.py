@@ -203,13 +203,7 @@ def base_of(values: Mapping[str, Any]) -> str:
     known = config.load({"_BASE_": "digits"}, environ={}).values
     sections = set(Spec.model_fields) | set(known)
     assert set(values) <= sections, f"no section of a spec: {set(values) - sections}; mark the block if it is no spec"
-    classifies = values.get("data", {}).get("format") in (
-        "csv_labels",
-        "huggingface",
-        "image_folder",
-        "parquet",
-        "webdataset",
-    )
+    classifies = values.get("data", {}).get("format") in ("csv_labels", "image_folder")
     return "resnet18_folder" if classifies else "yolov5s"
 
 

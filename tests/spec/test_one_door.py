@@ -51,10 +51,6 @@ EXCEPTIONS = {
     "tasks/detection/convert.py": {"read_text", "yaml.safe_load"},  # what it has just written itself
     "tasks/detection/image_cache.py": {"np.load"},  # without pickles, of a file that open_file has opened
     "mtrain_deploy/serving/page.py": {"read_text"},  # files of the package
-    "tasks/classification/readers/webdataset.py": {
-        "os.open",
-        "tarfile.open",
-    },  # opens as spec/files does, to read ranges
 }
 """File -> calls that it may make, each with its reason."""
 

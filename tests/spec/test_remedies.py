@@ -69,7 +69,7 @@ def test_an_extra_that_includes_others_names_their_requirements(monkeypatch):
     monkeypatch.setattr(remedies, "checkout", lambda: None)
     data, included = (set(shlex.split(remedies.install(extra))) for extra in ("data", "vision"))
     assert included < data
-    assert any(word.startswith("webdataset") for word in data)
+    assert any(word.startswith("datasets") for word in data)
 
 
 def test_the_extra_fleet_brings_no_paddle_that_could_lie_over_another(monkeypatch):

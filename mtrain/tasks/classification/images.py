@@ -13,40 +13,21 @@ from mtrain.data.images.header import MAX_PIXELS, ImageError, probe_bytes, read_
 from mtrain.data.reading import listed
 from mtrain.data.texts import Texts
 from mtrain.errors import DataError
-from mtrain.tasks.classification.labels import Contents, LabelledImages
+from mtrain.tasks.classification.labels import LabelledImages
 
 LOOKED_AT = 200
 """Number of images whose size is looked at for a description."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class ImageFiles:
-    """Image files. Implements ``Contents``."""
-
-    paths: Sequence[Path | str]
-
-    def __len__(self) -> int:
-        return len(self.paths)
-
-    def read(self, index: int) -> bytes:
-        """See ``Contents.read``."""
-        return read_image(self.paths[index])
-
-    def chosen(self, indices: Sequence[int]) -> "ImageFiles":
-        """See ``Contents.chosen``."""
-        return ImageFiles(Texts.of(str(self.paths[index]) for index in indices))
-
-
-@dataclass(frozen=True, slots=True, eq=False)
 class EncodedImages:
     """Images that are decoded at each access. Implements ``Images``."""
 
-    contents: Contents
-    origins: Sequence[str]
+    paths: Sequence[Path | str]
     max_pixels: int = MAX_PIXELS
 
     def __len__(self) -> int:
-        return len(self.contents)
+        return len(self.paths)
 
     def __getitem__(self, index: int) -> NDArray[np.uint8]:
         """Decode an image as it is displayed: (H, W, 3) RGB.
@@ -56,7 +37,7 @@ class EncodedImages:
         """
         if not 0 <= index < len(self):  # numpy and ``iter`` find the end of a sequence by this
             raise IndexError(index)
-        return decode_bytes(self._content(index), self.origins[index], max_pixels=self.max_pixels)
+        return decode_bytes(self._content(index), self.paths[index], max_pixels=self.max_pixels)
 
     def size(self, index: int) -> tuple[int, int]:
         """Return width and height as displayed; nothing is decompressed.
@@ -64,10 +45,10 @@ class EncodedImages:
         Raises:
             DataError: it is missing, truncated or no image, or has more than ``max_pixels``; it is named.
         """
-        width, height = probe_bytes(self._content(index), self.origins[index])
+        width, height = probe_bytes(self._content(index), self.paths[index])
         if width * height > self.max_pixels:
             raise ImageError(
-                self.origins[index],
+                self.paths[index],
                 f"{width} x {height} pixels are more than data.max_pixels ({self.max_pixels}) allows; make the image "
                 "smaller, or raise it",
             )
@@ -75,14 +56,13 @@ class EncodedImages:
 
     def chosen(self, indices: Sequence[int]) -> "EncodedImages":
         """Return the images with these numbers, in that order."""
-        origins = Texts.of(self.origins[index] for index in indices)
-        return replace(self, contents=self.contents.chosen(indices), origins=origins)
+        return replace(self, paths=Texts.of(str(self.paths[index]) for index in indices))
 
     def _content(self, index: int) -> bytes:
         try:
-            return self.contents.read(index)
+            return read_image(self.paths[index])
         except OSError as error:
-            raise ImageError(self.origins[index], f"{reason_of(error)}; expected an image") from error
+            raise ImageError(self.paths[index], f"{reason_of(error)}; expected an image") from error
 
 
 def limit_pixels(split: LabelledImages, *, max_pixels: int) -> LabelledImages:

@@ -13,26 +13,6 @@ from mtrain.data.texts import Texts
 from mtrain.errors import DataError
 
 
-class Contents(Protocol):
-    """The encoded images of a split, such as files of a folder or rows of a table. Reading one changes nothing else,
-    so that forked processes can read at the same time."""
-
-    def __len__(self) -> int: ...
-
-    def read(self, index: int) -> bytes:
-        """Return the content of one image file.
-
-        Raises:
-            OSError: it cannot be read.
-            DataError: there is no image in its place.
-        """
-        ...
-
-    def chosen(self, indices: Sequence[int]) -> "Contents":
-        """Return the images with these numbers, in that order."""
-        ...
-
-
 class Images(Protocol):
     """The decoded images of a split: an array (N, H, W, 3), or images that are decoded when they are needed."""
 

@@ -13,7 +13,7 @@ from mtrain.data.images.readable import need_readable
 from mtrain.data.reading import unique_stems
 from mtrain.tasks.classification.drawing import caption_of
 from mtrain.tasks.classification.evaluator import ClassEvaluator
-from mtrain.tasks.classification.images import EncodedImages, ImageFiles
+from mtrain.tasks.classification.images import EncodedImages
 from mtrain.tasks.classification.labels import LabelledImages
 from mtrain.tasks.classification.section import data_of
 from mtrain.tasks.classification.source import ClassificationSource
@@ -84,7 +84,7 @@ def without_labels(
     need_readable(files, max_pixels=data.max_pixels)
     origins = [str(file) for file in files]
     return LabelledImages(
-        images=EncodedImages(ImageFiles(files), origins, max_pixels=data.max_pixels),
+        images=EncodedImages(origins, max_pixels=data.max_pixels),
         labels=np.zeros(len(files), dtype=np.int64),
         class_names=tuple(class_names),
         origins=origins,

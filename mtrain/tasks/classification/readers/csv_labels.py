@@ -12,7 +12,7 @@ from mtrain.data.shards import files_of
 from mtrain.data.tables import CsvRow, read_columns
 from mtrain.data.texts import Texts
 from mtrain.errors import DataError
-from mtrain.tasks.classification.images import EncodedImages, ImageFiles
+from mtrain.tasks.classification.images import EncodedImages
 from mtrain.tasks.classification.labels import LabelledImages
 from mtrain.tasks.classification.readers.numbering import number_classes
 
@@ -72,7 +72,7 @@ class CsvLabels(Dataset):
         class_names, labels = number_classes([row.fields[1] for _, row in rows], request.names, origin=origin)
         origins = Texts.of(paths)
         return LabelledImages(
-            images=EncodedImages(ImageFiles(origins), origins),
+            images=EncodedImages(origins),
             labels=labels,
             class_names=class_names,
             origins=origins,

@@ -13,7 +13,7 @@ from mtrain.data.reading import FOLDERS_OF, leads_around, listed, name_some, nee
 from mtrain.data.texts import Texts
 from mtrain.errors import DataError
 from mtrain.spec.section import NoOptions
-from mtrain.tasks.classification.images import EncodedImages, ImageFiles
+from mtrain.tasks.classification.images import EncodedImages
 from mtrain.tasks.classification.labels import LabelledImages
 
 
@@ -56,7 +56,7 @@ class ImageFolder(Dataset):
         notes += [f"{name_some(strays, 'images outside the folders of classes were left out')}"] if strays else []
         origins = Texts.of(str(path) for path in paths)
         return LabelledImages(
-            images=EncodedImages(ImageFiles(origins), origins),
+            images=EncodedImages(origins),
             labels=np.array(labels, dtype=np.int64),
             class_names=class_names,
             origins=origins,
