@@ -41,3 +41,13 @@ def test_what_the_group_of_a_process_has_left_is_its_limit_without_what_it_uses(
     monkeypatch.setattr(bounds, "GROUP_FILES", ((str(tmp_path / "most"), str(tmp_path / "used")),))
     found = bounds.available_bytes()
     assert found == expected or (expected is None and found > 5000000)
+
+
+def test_a_file_may_grow_to_a_hundred_times_its_size_but_not_beyond_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bounds, "memory_limit", lambda: 8 << 30)
+    assert [bounds.limit_of(size) for size in (0, 1 << 20, 20 << 20, 1 << 30)] == [
+        1 << 30,
+        1 << 30,
+        2000 << 20,
+        8 << 30,
+    ]
