@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from mtrain.rank.script.rules import (
         LAMB,
         SGD,
-        Adadelta,
         Adam,
         AdamW,
         Constant,
@@ -48,7 +47,6 @@ if TYPE_CHECKING:
 __all__ = [
     "LAMB",
     "SGD",
-    "Adadelta",
     "Adam",
     "AdamW",
     "Constant",
@@ -86,7 +84,7 @@ _HOMES = {
     "commands.results": ("EvaluateResult", "Evaluation", "Records", "PredictResult", "TrainResult"),
     "spec.typed": ("Spec",),
     "rank.script.rules": (
-        *("SGD", "Adam", "AdamW", "Lion", "RMSprop", "Adadelta", "LAMB", "Muon", "Group"),
+        *("SGD", "Adam", "AdamW", "Lion", "RMSprop", "LAMB", "Muon", "Group"),
         *("Constant", "Cosine", "Exponential", "Linear", "OneCycle", "Polynomial", "Step"),
     ),
     "rank.script.session": ("session", "Session"),

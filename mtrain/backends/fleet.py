@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from pydantic import Field, field_validator
+from pydantic import Field
 
 from mtrain.backends import paddle_limits
 from mtrain.backends.base import DeviceOptions, EngineBackend
@@ -37,22 +37,6 @@ class Fleet(EngineBackend):
         find_unused_parameters: bool = Field(
             default=False, description="for models that leave out parameters in some updates"
         )
-        sharding_stage: int = Field(
-            0,
-            ge=0,
-            le=3,
-            description="0: every rank holds all moments; 1 to 3 are refused, on any device: see the error",
-        )
-
-        @field_validator("sharding_stage")
-        @classmethod
-        def _moments_are_whole(cls, stage: int) -> int:
-            if stage:
-                raise ValueError(
-                    f"stage {stage} cuts up the moments of a paddle.optimizer; those of mtrain's rules are mtrain's own, so that all "
-                    "backends learn alike (and Paddle's stages 2 and 3 take no CPU); use 0, or a backend that shards"
-                )
-            return stage
 
     framework = "paddle"
     rendezvous = "paddle"

@@ -14,7 +14,7 @@ from mtrain.backends._torch.backend import TorchBackend, TorchOptions
 from mtrain.core.interfaces import PlannedArray, Recipe
 from mtrain.core.overriding import override
 from mtrain.core.ranks import rings
-from mtrain.errors import LaunchError, SpecError
+from mtrain.errors import LaunchError
 
 if TYPE_CHECKING:
     from mtrain.backends._horovod.engine import HorovodEngine
@@ -58,11 +58,6 @@ class Horovod(TorchBackend):
             description="how gradients are sent (Horovod 0.28 knows no bfloat16); fp16 rounds them and changes the bits of the "
             "weights",
         )
-        reduction: Literal["average", "adasum"] = Field(
-            "average",
-            description="how gradients of ranks become one; adasum (Maleki et al. 2021) changes what is learnt, and needs a "
-            "Horovod built with MPI, and 2, 4, 8, ... ranks",
-        )
         fusion_mb: float = Field(
             25.0, ge=0, description="gradients are exchanged in groups of this size, and in eight of them at least"
         )
@@ -92,16 +87,9 @@ class Horovod(TorchBackend):
         self.framework = options.framework
 
     @override
-    def check(self, recipe: Recipe, *, size: int, on_cpu: bool) -> None:
-        if self.options.reduction == "adasum" and size & (size - 1):
-            raise SpecError(f"backend.options.reduction: adasum given with {size} ranks; expected 2, 4, 8, ...")
-
-    @override
     def sent_per_update(
         self, arrays: Sequence[PlannedArray], recipe: Recipe, *, size: int, on_cpu: bool
     ) -> float | None:
-        if self.options.reduction != "average":
-            return None
         share = 2 / rings.element_bytes(recipe) if self.options.compression == "fp16" else 1.0
         return share * rings.of_gradients(arrays, recipe, size=size)
 
@@ -122,7 +110,6 @@ class Horovod(TorchBackend):
         from mtrain.backends._horovod.engine import HorovodEngine
 
         collective = HorovodCollective()
-        self._check_reduction(collective.size, mpi=bool(hvd.mpi_enabled()))
         target = device.choose(
             self.options.device, local_rank=collective.local_rank, tf32=self.options.tf32, keep=self.options.keep_memory
         )
@@ -166,12 +153,3 @@ class Horovod(TorchBackend):
             "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": str(options.timeout_s),
             "HOROVOD_GLOO_TIMEOUT_SECONDS": str(options.silence_s),
         }
-
-    def _check_reduction(self, size: int, *, mpi: bool) -> None:
-        if self.options.reduction != "adasum" or size == 1:
-            return
-        if not mpi:
-            raise SpecError(
-                "backend.options.reduction: adasum given, but Horovod runs over gloo; it needs a Horovod that was built with "
-                "MPI and ranks that mpirun starts: use average"
-            )

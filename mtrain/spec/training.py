@@ -216,15 +216,13 @@ class GroupSpec(Section):
 class OptimizerSpec(Section):
     """The rule that turns gradients into weights."""
 
-    rule: Literal["sgd", "adam", "adamw", "lion", "rmsprop", "adadelta", "lamb", "muon"] = Field(
+    rule: Literal["sgd", "adam", "adamw", "lion", "rmsprop", "lamb", "muon"] = Field(
         default="sgd",
-        description="sgd with momentum, adam, adamw (decoupled weight decay), lion, rmsprop, adadelta, lamb, or muon; the "
+        description="sgd with momentum, adam, adamw (decoupled weight decay), lion, rmsprop, lamb, or muon; the "
         "last two need a backend that keeps arrays whole; see docs/backends.md",
     )
     learning_rate: float = Field(default=0.01, gt=0, description="learning rate after warm-up, before the schedule")
-    momentum: float = Field(
-        default=0.937, ge=0, lt=1, description="sgd, rmsprop and muon: momentum; adadelta: unused; others: beta1"
-    )
+    momentum: float = Field(default=0.937, ge=0, lt=1, description="sgd, rmsprop and muon: momentum; others: beta1")
     nesterov: bool = Field(default=True, description="sgd and muon: look ahead along the momentum")
     weight_decay: float = Field(default=0.0005, ge=0, description="of the groups that do not give their own")
     beta2: float = Field(
@@ -232,7 +230,7 @@ class OptimizerSpec(Section):
         ge=0,
         lt=1,
         description="decay of the squared gradient; lion: of the mean. Usual are 0.999 for adam, adamw and lamb, 0.99 for lion "
-        "and rmsprop, 0.9 for adadelta",
+        "and rmsprop",
     )
     beta1: float = Field(default=0.9, ge=0, lt=1, description="muon: beta1 of the arrays that adamw trains")
     adamw: list[Pattern] = Field(
@@ -243,8 +241,7 @@ class OptimizerSpec(Section):
     eps: float = Field(
         default=1e-8,
         gt=0,
-        description="added to the root of the squared gradient; adadelta: to the squares; lion: unused. Usual is 1e-6 for "
-        "adadelta and lamb",
+        description="added to the root of the squared gradient; lion: unused. Usual is 1e-6 for lamb",
     )
     groups: list[GroupSpec] = Field(
         default_factory=lambda: [

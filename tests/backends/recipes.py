@@ -15,7 +15,6 @@ OPTIONS = {
     "adamw": {"beta1": 0.9, "beta2": 0.99, "eps": 1e-8},
     "lamb": {"beta1": 0.9, "beta2": 0.99, "eps": 1e-8},
     "lion": {"beta1": 0.9, "beta2": 0.99},
-    "adadelta": {"beta2": 0.9, "eps": 1e-6},
     "rmsprop": {"momentum": 0.9, "beta2": 0.99, "eps": 1e-8},
 }
 

@@ -24,7 +24,6 @@ CASES: dict[str, dict[str, Any]] = {
     "adamw": {"ema_decay": 0.9},
     "lion": {"clip_norm": 0.5},
     "rmsprop": {"ema_decay": 0.9},
-    "adadelta": {"clip_norm": 0.5},
     "lamb": {"clip_norm": 0.5, "ema_decay": 0.9},
     "sgd in float64": {"clip_norm": 0.5, "ema_decay": 0.9, "precision": "fp64"},
 }

@@ -15,7 +15,6 @@ UPDATES, SHAPES = 30, {"matrix": (4, 3, 3, 3), "vector": (7,), "spare": (2, 5)}
 OPTIONS: Mapping[str, Mapping[str, float]] = {
     "lion": {"beta1": 0.9, "beta2": 0.98},
     "rmsprop": {"momentum": 0.8, "beta2": 0.95, "eps": 1e-7},
-    "adadelta": {"beta2": 0.9, "eps": 1e-5},
     "lamb": {"beta1": 0.9, "beta2": 0.97, "eps": 1e-6},
 }
 DECAY = {"vector": 0.0, "matrix": 0.02, "spare": 0.02}
@@ -38,15 +37,6 @@ def rmsprop(x: Array, g: Array, m: Arrays, *, learning_rate: float, decay: float
     return x - learning_rate * m["momentum"]
 
 
-def adadelta(x: Array, g: Array, m: Arrays, *, learning_rate: float, decay: float, **_: Any) -> Array:
-    """Zeiler 2012, algorithm 1."""
-    g = g + decay * x
-    m["square"] = 0.9 * m["square"] + 0.1 * g**2
-    step = np.sqrt((m["step_square"] + 1e-5) / (m["square"] + 1e-5)) * g
-    m["step_square"] = 0.9 * m["step_square"] + 0.1 * step**2
-    return x - learning_rate * step
-
-
 def lamb(
     x: Array, g: Array, m: Arrays, *, learning_rate: float, decay: float, beta1: float, update: int, **_: Any
 ) -> Array:
@@ -59,7 +49,7 @@ def lamb(
     return x - learning_rate * (lengths[0] / lengths[1] if min(lengths) > 0 else 1.0) * step
 
 
-RULES: Mapping[str, Callable[..., Array]] = {"lion": lion, "rmsprop": rmsprop, "adadelta": adadelta, "lamb": lamb}
+RULES: Mapping[str, Callable[..., Array]] = {"lion": lion, "rmsprop": rmsprop, "lamb": lamb}
 
 
 def start() -> Arrays:

@@ -17,8 +17,7 @@ import pytest
 from mtrain.backends._paddle import rank_environment
 from mtrain.backends._paddle.channel import Channel, PeerLost
 from mtrain.backends.fleet import Fleet
-from mtrain.errors import LaunchError, SpecError
-from mtrain.spec.registry import Registry
+from mtrain.errors import LaunchError
 from tests.ports import held_port
 from tests.starts import starts_processes
 
@@ -182,12 +181,6 @@ def test_a_process_that_no_launcher_started_is_told_how_to(monkeypatch):
         LaunchError, match=r"not started by Paddle's launcher: PADDLE_TRAINER_ID, .* not set; use `mtrain"
     ):
         Fleet(Fleet.Options(device="cpu")).__enter__()
-
-
-@pytest.mark.parametrize("stage", [1, 2, 3])
-def test_sharding_is_refused_before_anything_starts(stage):
-    with pytest.raises(SpecError, match=f"backend.options.sharding_stage: .*stage {stage} cuts up the moments"):
-        Registry.read().options("backends", "fleet", {"sharding_stage": stage}, path="backend.options")
 
 
 SCRIPT = """

@@ -369,21 +369,6 @@ def test_without_a_starter_it_says_how_to_start_it() -> None:
     )
 
 
-@pytest.mark.job
-@needs_horovod
-def test_adasum_over_gloo_is_refused_before_training(tmp_path: Path) -> None:
-    body = """
-        try:
-            with Horovod(options):
-                pass
-        except MtrainError as error:
-            print(error)
-        """
-    process = start("horovod", 2, rank_script(tmp_path, body, "reduction='adasum'"))
-    assert process.returncode == 0, process.stderr
-    assert process.stdout.count("adasum given, but Horovod runs over gloo") == 2
-
-
 def test_unknown_options_are_refused() -> None:
     for wrong in ({"compression": "bf16"}, {"fusion_mb": -1}, {"cycle_ms": 0}, {"bucket_mb": 3}):
         with pytest.raises(ValidationError, match=next(iter(wrong))):

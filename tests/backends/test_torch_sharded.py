@@ -73,7 +73,6 @@ CASES = {
     "adamw": "plain",
     "lion": "channels_last",
     "rmsprop": "plain",
-    "adadelta": "channels_last",
 }
 """Rule -> the memory layout of the whole arrays."""
 

@@ -101,11 +101,6 @@ LIMITS = {
         ("-b", "ddp", "-o", "backend.options.static_graph=true", "train.accumulate=2"),
         "static_graph",
     ),
-    "adasum on three ranks": (
-        ("-b", "horovod", "-o", "backend.options.reduction=adasum", "train.batch_size=12", "--nproc-per-node=3"),
-        "expected 2, 4, 8",
-    ),
-    "moments in parts under Paddle": (("-b", "fleet", "-o", "backend.options.sharding_stage=1"), "sharding_stage"),
 }  # fmt: skip
 
 

@@ -170,7 +170,7 @@ def test_a_length_of_the_warmup_takes_the_place_of_those_of_weaker_sources(
     assert (warmup.epochs, warmup.updates) == lengths
 
 
-@pytest.mark.parametrize("rule", ["sgd", "adam", "adamw", "lion", "rmsprop", "adadelta", "lamb"])
+@pytest.mark.parametrize("rule", ["sgd", "adam", "adamw", "lion", "rmsprop", "lamb"])
 def test_the_warmup_of_momentum_leaves_the_betas_alone(rule: str) -> None:
     """YOLOv5 does so: `if "momentum" in x`, which groups of torch's SGD and RMSprop have."""
     rates = schedule(

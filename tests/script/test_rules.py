@@ -85,10 +85,6 @@ def test_a_curve_per_epoch_has_steps_and_warm_up_rises_from_zero() -> None:
             {"beta2": 0.8, "eps": 0.5},
         ),
         (
-            mtrain.Adadelta(learning_rate=0.3, rho=0.8, eps=0.5, weight_decay=0.1),
-            {"beta2": 0.8, "eps": 0.5, "momentum": 0.0},
-        ),
-        (
             mtrain.Muon(learning_rate=0.3, betas=(0.7, 0.8), momentum=0.6, adamw=("out",)),
             {"beta1": 0.7, "beta2": 0.8, "momentum": 0.6, "nesterov": True, "adamw": ["out"], "weight_decay": 0.1},
         ),

@@ -20,7 +20,6 @@ DATA = np.random.default_rng(0).normal(size=(24, 6))
 @pytest.fixture(autouse=True)
 def _here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.delitem(sys.modules, "keras", raising=False)
     monkeypatch.setattr(sys, "argv", ["script.py"])
 
 

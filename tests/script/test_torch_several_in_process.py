@@ -1,6 +1,5 @@
 """Several models in one process: the bits of the plain script, of the undisturbed training, and of each shard."""
 
-import sys
 
 import pytest
 import torch
@@ -21,9 +20,6 @@ SOLO = ("backend.name=solo", "backend.options.framework=torch")
 @pytest.fixture(autouse=True)
 def _here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.delitem(
-        sys.modules, "keras", raising=False
-    )  # where it is loaded, a session seeds it, with a draw of torch
 
 
 @pytest.mark.parametrize("loop", ["gan", "joint", "sac"])

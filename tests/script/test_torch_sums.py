@@ -34,7 +34,6 @@ RANKS = {
 @pytest.fixture(autouse=True)
 def _here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.delitem(sys.modules, "keras", raising=False)
     monkeypatch.setattr(sys, "argv", ["train_sums.py"])
 
 

@@ -5,7 +5,7 @@ from typing import Protocol
 import torch
 from torch import nn
 
-from mtrain.backends._horovod.exchange import Compression, HorovodExchange, Reduction
+from mtrain.backends._horovod.exchange import Compression, HorovodExchange
 from mtrain.backends._torch.collective import TorchCollective
 from mtrain.backends._torch.engine import TorchEngine
 from mtrain.backends._torch.scripts.after_backward import AfterBackward
@@ -19,7 +19,6 @@ class Options(Protocol):
     """The options of backend ``horovod`` that are used here."""
 
     compression: Compression
-    reduction: Reduction
 
     @property
     def fusion_bytes(self) -> float:
@@ -44,7 +43,6 @@ class HorovodEngine(TorchEngine):
             trained,
             accumulate=recipe.accumulate,
             compression=options.compression,
-            reduction=options.reduction,
             group_bytes=options.fusion_bytes,
             waits=self.waits,
         )

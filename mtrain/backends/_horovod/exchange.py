@@ -13,7 +13,6 @@ from mtrain.backends._horovod.collective import wait
 from mtrain.backends.waiting import Waits
 
 Compression = Literal["none", "fp16"]
-Reduction = Literal["average", "adasum"]
 LEAST_GROUPS = 8
 """Smallest number of groups.
 
@@ -35,22 +34,18 @@ class HorovodExchange:
         *,
         accumulate: int,
         compression: Compression,
-        reduction: Reduction,
         group_bytes: float,
         waits: Waits | None,
     ) -> None:
         self._parameters = list(parameters.values())
-        average = reduction == "average"
         self._distributed = hvd.DistributedOptimizer(
             _OptimizerShell([{"params": self._parameters}]),
             named_parameters=list(parameters.items()),
-            compression=_compressor(compression, share=1 / hvd.size() if average else 1.0),
+            compression=_compressor(compression, share=1 / hvd.size()),
             backward_passes_per_step=accumulate,
             op=hvd.Sum,
-            groups=groups(self._parameters, group_bytes) if average else None,
+            groups=groups(self._parameters, group_bytes),
         )
-        if not average:
-            internals.exchange_with_adasum(self._distributed)
         if waits is not None:
             waits.watch(self, "_wait_for_all")
 

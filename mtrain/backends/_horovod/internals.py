@@ -20,15 +20,6 @@ def missing_passes(optimizer: Any) -> Mapping[Any, int]:
     return counts
 
 
-def exchange_with_adasum(optimizer: Any) -> None:
-    """Make a ``hvd.DistributedOptimizer`` that sums combine gradients by Adasum instead."""
-    # With op=Adasum its constructor would return an optimizer that combines steps instead of gradients, but mtrain
-    # applies its own update rule. The hooks read the operation when they send, so it can be set afterwards.
-    import horovod.torch as hvd
-
-    optimizer.op = hvd.Adasum
-
-
 def listen_on_loopback_only() -> None:
     """Make horovodrun's rendezvous in this process listen on the loopback interface only."""
     # Horovod has no option for the address: its server listens on every interface and, having no password, answers

@@ -178,24 +178,6 @@ class RmsProp(_Composed):
         add_(x, -learning_rate, velocity)
 
 
-class Adadelta(_Composed):
-    """``torch.optim.Adadelta``: Zeiler 2012 (arXiv 1212.5701), algorithm 1, whose step is multiplied by the learning rate."""
-
-    @override
-    def _step(
-        self, piece: GradientPiece, x: Tensor, moments: list[Tensor], learning_rate: float, momentum: float
-    ) -> None:
-        # The rule has no momentum.
-        square, step_square = moments
-        share, eps = self._options.get("beta2", 0.9), self._options.get("eps", 1e-6)
-        if self._decay:
-            add_(piece.grad, self._decay, x)
-        _follow_(square, piece.grad.square(), share)
-        step = _shift(step_square, eps).sqrt().divide(_shift(square, eps).sqrt()) * piece.grad
-        _follow_(step_square, step.square(), share)
-        add_(x, -learning_rate, step)
-
-
 class Lamb(_Composed):
     """LAMB: You et al. 2020 (arXiv 1904.00962), algorithm 2, with the identity as its function phi.
 
@@ -241,7 +223,6 @@ KINDS: Mapping[str, Callable[..., Rule]] = {
     "adamw": partial(Adam, decoupled=True),
     "lion": Lion,
     "rmsprop": RmsProp,
-    "adadelta": Adadelta,
     "lamb": Lamb,
 }
 """Maps ``Recipe.rule`` to its class."""

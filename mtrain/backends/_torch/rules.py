@@ -181,22 +181,6 @@ class RmsProp(_Composed):
         internals.add_scaled_(weights, internals.products(velocities, -learning_rate), 1.0)
 
 
-class Adadelta(_Composed):
-    """``torch.optim.Adadelta``: Zeiler 2012 (arXiv 1212.5701), algorithm 1, whose step is multiplied by the learning rate."""
-
-    @override
-    def _step(self, weights: Tensors, grads: Tensors, moments: Moments, learning_rate: float, momentum: float) -> None:
-        # The rule has no momentum.
-        decay_rate, eps = self._options.get("beta2", 0.9), self._options.get("eps", 1e-6)
-        squares, step_squares = moments["square"], moments["step_square"]
-        grads = _with_decay(grads, weights, self._options.get("weight_decay", 0.0))
-        _follow_(squares, internals.products(grads, grads), decay_rate)
-        steps = internals.quotients(_roots_of_shifted(step_squares, eps), _roots_of_shifted(squares, eps))
-        steps = internals.products(steps, grads)
-        _follow_(step_squares, internals.products(steps, steps), decay_rate)
-        internals.add_scaled_(weights, internals.products(steps, -learning_rate), 1.0)
-
-
 class Lamb(_Composed):
     """LAMB: You et al. 2020 (arXiv 1904.00962), algorithm 2, with the identity as its function phi.
 
@@ -319,19 +303,12 @@ def _with_decay(grads: Sequence[Tensor], weights: list[Tensor], decay: float) ->
     return penalties
 
 
-def _roots_of_shifted(tensors: list[Tensor], by: float) -> list[Tensor]:
-    shifted = internals.products(tensors, 1.0)
-    internals.shift_(shifted, by)
-    return internals.roots(shifted)
-
-
 KINDS: Mapping[str, Callable[..., Rule]] = {
     "sgd": Sgd,
     "adam": partial(Adam, decoupled=False),
     "adamw": partial(Adam, decoupled=True),
     "lion": Lion,
     "rmsprop": RmsProp,
-    "adadelta": Adadelta,
     "lamb": Lamb,
 }
 """Maps ``Recipe.rule`` to its class.

@@ -79,7 +79,7 @@ class Mesh:
 class Recipe:
     """Every setting that affects gradients or weights. It is fixed before the model is built."""
 
-    rule: Literal["sgd", "adam", "adamw", "lion", "rmsprop", "adadelta", "lamb", "muon"]
+    rule: Literal["sgd", "adam", "adamw", "lion", "rmsprop", "lamb", "muon"]
     groups: Sequence[tuple[str, Mapping[str, float]]]
     """Parameter groups as (regex searched in the parameter name, options); the first group that matches a name takes
     it.

@@ -22,7 +22,6 @@ MOMENTS: Mapping[str, Sequence[str]] = {
     "adamw": ("mean", "square"),
     "lion": ("mean",),
     "rmsprop": ("square", "momentum"),
-    "adadelta": ("square", "step_square"),
     "lamb": ("mean", "square"),
     "muon": ("mean", "square"),
 }
@@ -72,7 +71,7 @@ def _options(spec: Spec, group: GroupSpec) -> dict[str, float]:
         return options | {"momentum": rule.momentum, "nesterov": float(rule.nesterov and rule.momentum > 0)}
     if rule.rule == "muon":
         options |= {"momentum": rule.momentum, "nesterov": float(rule.nesterov)}
-    first = {"muon": {"beta1": rule.beta1}, "rmsprop": {"momentum": rule.momentum}, "adadelta": {}}.get(
+    first = {"muon": {"beta1": rule.beta1}, "rmsprop": {"momentum": rule.momentum}}.get(
         rule.rule, {"beta1": rule.momentum}
     )
     return options | first | {"beta2": rule.beta2} | ({} if rule.rule == "lion" else {"eps": rule.eps})

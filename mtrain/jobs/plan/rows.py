@@ -64,7 +64,7 @@ def _warmup(spec: Spec) -> str:
     """Return how long the warm-up lasts and what it changes, in words."""
     warmup, momentum = spec.schedule.warmup, f"{spec.optimizer.momentum:g}"
     name = "momentum" if spec.optimizer.rule in HAVE_MOMENTUM else "beta1"
-    kept = "" if spec.optimizer.rule == "adadelta" else f"; {name} {momentum}"
+    kept = f"; {name} {momentum}"
     if warmup is None or not (warmup.epochs or warmup.updates):
         return f"none{kept}"
     by_epochs = f"{warmup.epochs:g} x updates_per_epoch" if warmup.epochs else ""

@@ -1,10 +1,8 @@
 """The models that a script has prepared, and the spec that they share with its training loop."""
 
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, replace
-from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -318,10 +316,11 @@ class Building:
         Raises:
             ScriptError: the function has returned something else.
         """
-        module = _with_keras(self._build)
+        module = self._build()
         if self._own_draws is not None:
             self.draws = self._own_draws.state_dict()
-        if not is_module(module):
+        is_keras = any(kind.__module__.partition(".")[0] == "keras" for kind in type(module).__mro__)
+        if is_keras or not is_module(module):
             raise ScriptError(
                 f"session.prepare: `build` returned a {type(module).__name__}; expected a module of the backend's framework"
             )
@@ -330,16 +329,3 @@ class Building:
             entries = [*module.named_parameters(), *module.named_buffers()]
             self.shapes = {name: tuple(x.shape) for name, x in entries}
         return module
-
-
-def _with_keras(build: Callable[[], Any]) -> Any:
-    """Build; a model of Keras 3 with its torch backend becomes a module that every backend can split."""
-    if "keras" in sys.modules and "torch" in sys.modules:
-        _keras_modules().seed_keras()
-    module = build()
-    # The function may have been the first to import Keras.
-    return _keras_modules().adapt(module) if "keras" in sys.modules and "torch" in sys.modules else module
-
-
-def _keras_modules() -> Any:
-    return import_module("mtrain.backends._torch.scripts.keras_modules")

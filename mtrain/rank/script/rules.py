@@ -117,19 +117,6 @@ class RMSprop(_Rule):
 
 @explain_calls
 @dataclass(frozen=True, kw_only=True)
-class Adadelta(_Rule):
-    """Adadelta (Zeiler 2012, arXiv 1212.5701), whose steps are multiplied by the learning rate, as in torch."""
-
-    _rule = "adadelta"
-    rho: float = 0.9
-    eps: float = 1e-6
-
-    def _own(self) -> dict[str, Any]:
-        return {"momentum": 0.0, "beta2": self.rho, "eps": self.eps}
-
-
-@explain_calls
-@dataclass(frozen=True, kw_only=True)
 class LAMB(_RuleWithBetas):
     """LAMB (You et al. 2020, arXiv 1904.00962), for backends that keep arrays whole; weight decay is decoupled."""
 
@@ -163,7 +150,7 @@ class Muon(_Rule):
         return {"momentum": self.momentum, "nesterov": self.nesterov, **own}
 
 
-Rule: TypeAlias = SGD | Adam | AdamW | Lion | RMSprop | Adadelta | LAMB | Muon
+Rule: TypeAlias = SGD | Adam | AdamW | Lion | RMSprop | LAMB | Muon
 
 
 @dataclass(frozen=True, kw_only=True)

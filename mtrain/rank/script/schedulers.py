@@ -174,7 +174,7 @@ def groups_of_rule(optimizer: Any) -> list[dict[str, Any]]:
     group: dict[str, Any] = {"lr": optimizer.learning_rate}
     if optimizer.rule in ("sgd", "rmsprop"):
         group["momentum"] = optimizer.momentum
-    elif optimizer.rule != "adadelta":
+    else:
         group["betas"] = (optimizer.momentum, optimizer.beta2)
     return [{**group, "lr": optimizer.learning_rate * part.learning_rate_factor} for part in optimizer.groups]
 

@@ -91,7 +91,7 @@ class OwnOptimizerSpec(OptimizerSpec):
         default=0.0,
         ge=0,
         lt=1,
-        description="sgd and rmsprop: momentum; adadelta: unused; others: beta1, which is 0.9 if it is not given",
+        description="sgd and rmsprop: momentum; others: beta1, which is 0.9 if it is not given",
     )
     nesterov: bool = Field(default=False, description="sgd: look ahead along the momentum")
     weight_decay: float = Field(default=0.0, ge=0, description="of the groups that do not give their own")

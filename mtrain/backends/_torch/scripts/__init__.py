@@ -1,1 +1,1 @@
-"""What only users' scripts need of torch: their own optimizers, process groups, Keras models."""
+"""What only users' scripts need of torch: their own optimizers and process groups."""
