@@ -1,6 +1,5 @@
 """Several models in one process: the bits of the plain script, of the undisturbed training, and of each shard."""
 
-
 import pytest
 import torch
 
