@@ -73,6 +73,30 @@ def test_an_order_of_any_length_trains_as_a_plain_loop_over_its_numbers(name, to
         assert torch.equal(model.weight, own.weight)
 
 
+@pytest.mark.parametrize(
+    ("shuffle", "own", "ordered"),
+    [
+        *[(False, own, True) for own in (None, False, True)],
+        *[(True, own, False) for own in (None, False, True)],
+        (None, None, False),
+        (None, False, True),
+    ],
+)
+def test_shuffle_of_the_call_wins_over_that_of_the_loader(torch, shuffle, own, ordered):
+    data = torch.arange(32.0)
+    loader = data if own is None else torch.utils.data.DataLoader(data, batch_size=8, shuffle=own)
+    with mtrain.session() as session:
+        model, optimizer = session.prepare(lambda: torch.nn.Linear(8, 1), optimizer=mtrain.SGD(learning_rate=0.1))
+        read = []
+        for batch in session.batches(loader, global_batch=8, epochs=2, shuffle=shuffle):
+            read.append(batch.clone())
+            optimizer.update(model(batch).sum())
+    first, second = torch.cat(read).split(32)
+    assert torch.equal(first.sort().values, data)
+    assert [torch.equal(first, data), torch.equal(second, data)] == [ordered, ordered]
+    assert ordered or not torch.equal(first, second)
+
+
 def samples_of(order, *, length=6, global_batch=4, dataset=None):
     return Samples(
         Selection(dataset=dataset or Plain(length, 0), batch=global_batch, order=order, collate=list),

@@ -267,6 +267,8 @@ MISUSES = {
     "an iterator": (trained_on(iter([1, 2])), "is an iterator, a list_iterator, which can be read once"),
     "a stream and epochs": (trained_on(Stream(64)), "epochs= given with a stream that has no length"),
     "a stream and an order": (trained_on(Stream(64), order=range), "order= given with a stream"),
+    "a stream and a shuffle": (trained_on(Stream(64), shuffle=True), "shuffle= given with a stream"),
+    "an order and a shuffle": (trained_on(Points(64, 0), order=range, shuffle=False), "order= and shuffle= given"),
     "a stream too short": (
         trained_on(Stream(7), epochs=None, updates=2),
         "the stream ended before 8 samples in epoch 0",

@@ -253,6 +253,7 @@ class Session:
         epochs: int | None = None,
         updates: int | None = None,
         order: Order | None = None,
+        shuffle: bool | None = None,
         drop_last: bool | None = None,
         shard: Shard | None = None,
         collate: Callable[[Sequence[Any]], Any] | None = None,
@@ -276,6 +277,8 @@ class Session:
             updates: Updates in all.
             order: Maps an epoch to the numbers of its samples, in place of mtrain's own order. However many they are, they
                 are the epoch, so a number may be left out or come repeatedly.
+            shuffle: False: the samples come in the order of the data set; True: in mtrain's own. None: as the DataLoader says, else
+                in mtrain's own.
             drop_last: Whether the last samples of an epoch are left out where they make no whole batch; else they are a shorter
                 one. None: as the DataLoader says, else True.
             shard: Maps (rank, number of ranks) to the part of a stream that this rank reads; None: each rank reads all
@@ -312,8 +315,8 @@ class Session:
                 "write `for epoch in session.epochs(10):` around `for batch in session.batches(loader):`"
             )
         given = GivenData(
-            dataset=dataset, global_batch=global_batch, order=order, drop_last=drop_last, shard=shard, collate=collate,
-            nondeterministic=nondeterministic, workers=workers,
+            dataset=dataset, global_batch=global_batch, order=order, shuffle=shuffle, drop_last=drop_last, shard=shard,
+            collate=collate, nondeterministic=nondeterministic, workers=workers,
         )  # fmt: skip
         changes = given.changes(epochs=epochs, updates=updates, outside_paths=self._job.outside_paths)
         spec = self._prepared.change(changes, call="session.batches")

@@ -31,6 +31,7 @@ class GivenData:
     dataset: Any
     global_batch: int | BatchOf | Mapping[str, int] | tuple[int, ...] | None
     order: Order | None
+    shuffle: bool | None
     drop_last: bool | None
     shard: Shard | None
     collate: Callable[[Sequence[Any]], Any] | None
@@ -46,14 +47,20 @@ class GivenData:
     def __post_init__(self) -> None:
         """Look into the data set."""
         parts = self._parts = several(self.dataset)
-        if parts is not None and (self.order or self.shard or self.collate):
+        if parts is not None and (self.order or self.shard or self.collate or self.shuffle is not None):
             raise ScriptError(
-                "session.batches: order, shard or collate given with several data sets; give each as a DataLoader with its own sampler and "
-                "collate_fn"
+                "session.batches: order, shuffle, shard or collate given with several data sets; give each as a DataLoader with its "
+                "own sampler and collate_fn"
             )
         self._read = read_loader(
             self.dataset if parts is None else next(iter(values_of(parts))), call="session.batches"
         )
+        if self.shuffle is not None:
+            if self.order is not None:
+                raise ScriptError("session.batches: order= and shuffle= given; leave one of them out")
+            self._read = replace(self._read, batches=None, order=None)  # the DataLoader's own
+            length = len(self._read.dataset) if hasattr(self._read.dataset, "__len__") else 0
+            self.order = None if self.shuffle else lambda _: range(length)
         self._batch = self.global_batch
         if parts is not None:  # the first data set counts; none is given where its DataLoader says it
             self._batch = next(iter(values_of(self.global_batch)), None)
@@ -164,9 +171,10 @@ class GivenData:
                 f"session.batches: shard= given, which divides a stream among the {shares.size} ranks of this job, but its updates have "
                 f"{shares.shards} shards (cluster.shards); leave shard= out, so that each rank reads the stream and keeps its shards"
             )
-        if (self.order or self._read.order) is not None:
+        if self.shuffle or (self.order or self._read.order) is not None:
             raise ScriptError(
-                "session.batches: order= given with a stream, which has an order of its own; leave it out"
+                f"session.batches: {'order=' if self.shuffle is None else 'shuffle='} given with a stream, which has an order of its "
+                "own; leave it out"
             )
         if self.workers:
             raise ScriptError(
