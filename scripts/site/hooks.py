@@ -31,8 +31,6 @@ _PAGE_BOOSTS = {
     REFERENCE: 0.3,  # Python: has every word somewhere
     "commands.md": 0.3,  # so has the one of commands
     "files/CHANGELOG.md": 0.2,
-    "renamed.md": 0.1,
-    "status.md": 0.3,
 }
 """Exceptions of these."""
 

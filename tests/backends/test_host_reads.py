@@ -1,4 +1,4 @@
-"""An update reads nothing from its device but, one update later, its metrics. Under both frameworks; see docs/gpu.md."""
+"""An update reads nothing from its device but, one update later, its metrics. Under both frameworks; see docs/versions.md."""
 
 from collections.abc import Iterator
 from importlib.metadata import version
@@ -107,7 +107,7 @@ def reads_of_an_update(framework: Framework, model: str, *, late: bool) -> dict[
 @pytest.mark.parametrize("model", SIDE)
 def test_an_update_reads_its_metrics_one_update_later_and_nothing_else(framework: Framework, model: str) -> None:
     if framework.name == "paddle" and version("paddlepaddle").startswith("2."):
-        pytest.skip("Paddle 2.6 makes its constants on the host; docs/gpu.md counts Paddle 3.3")
+        pytest.skip("Paddle 2.6 makes its constants on the host; docs/versions.md counts Paddle 3.3")
     assert reads_of_an_update(framework, model, late=True) == METRICS[framework.name]
 
 

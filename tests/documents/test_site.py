@@ -82,7 +82,7 @@ SEARCHES = {
     "slurm": "slurm",
     "kubernetes": "kubernetes",
     "tensorboard": "reporters",
-    "gpu": "gpu",
+    "gpu": "versions",
     "compare backends": "comparing",
     "own data": "data",
     "out of memory": "memory",

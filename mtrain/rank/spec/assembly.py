@@ -175,7 +175,7 @@ def check_device(spec: Spec, backend: Backend, session: RankSession) -> None:
     if numbers and option != "cpu" and session.device == "cpu":
         raise LaunchError(
             f"cluster.devices: {numbers} given, but {backend.framework} sees no GPU here; install its build for CUDA "
-            "(docs/gpu.md), or train on the CPU with --devices cpu"
+            "(docs/versions.md#gpus), or train on the CPU with --devices cpu"
         )
 
 
@@ -186,7 +186,7 @@ def unused_gpus(spec: Spec, backend: Backend, session: RankSession, environ: Map
         return ""
     return (
         f"this host has {count} GPU{'s' if count > 1 else ''}, but {backend.framework} sees none and computes on the CPU; "
-        "install its build for CUDA (docs/gpu.md), or say that this is meant with --devices cpu"
+        "install its build for CUDA (docs/versions.md#gpus), or say that this is meant with --devices cpu"
     )
 
 
