@@ -41,6 +41,7 @@ SYSTEM = {
         "fabric",
         "git",
         "gunicorn",
+        "hf",
         "kubectl",
         "mkdir",
         "openssl",
