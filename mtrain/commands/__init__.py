@@ -5,7 +5,6 @@ Commands are imported when they run, so that ``--help`` costs nothing and no com
 
 import itertools
 import logging
-import os
 import shlex
 import signal
 import sys
@@ -13,7 +12,6 @@ import traceback
 from collections.abc import Sequence
 
 import click
-from click.shell_completion import CompletionItem
 
 from mtrain import __version__
 from mtrain.commands import verbs
@@ -26,8 +24,6 @@ __all__ = ["Front", "front", "main"]
 
 DEFAULT = "train"
 """The command that runs where none is named."""
-COMPLETE = "_MTRAIN_COMPLETE"
-"""Environment variable that click's completion scripts set when they ask for completions."""
 INTERRUPTED = 130
 
 
@@ -50,11 +46,9 @@ class Front(click.Group):
         """Put ``train`` before arguments that name no command."""
         first = args[0] if args else ""
         own = {"--help", "-h", "--version"}
-        # While a shell completes the first word (resilient parsing), the commands are what it must be offered.
-        nothing_typed = not args and not ctx.resilient_parsing
-        if nothing_typed or (first.startswith("-") and first not in own):
+        if not args or (first.startswith("-") and first not in own):
             args = [DEFAULT, *args]
-        elif first and not first.startswith("-") and first not in verbs.find_verbs() and not ctx.resilient_parsing:
+        elif first and not first.startswith("-") and first not in verbs.find_verbs():
             ctx.fail(_unknown_command_message(first))
         return super().parse_args(ctx, args)
 
@@ -66,13 +60,6 @@ class Front(click.Group):
             with formatter.section(terminal.printable(heading)):
                 # One width for all sections, so that the lines of the help begin below each other.
                 formatter.write_dl([(f"{verb.name:{width}}", terminal.printable(verb.line)) for verb in section])
-
-    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        """Complete commands, and the flags of ``train``."""
-        found = verbs.find_verbs().values()
-        items = [CompletionItem(verb.name, help=verb.line) for verb in found if verb.name.startswith(incomplete)]
-        train = self.get_command(ctx, DEFAULT) if incomplete.startswith("-") else None
-        return items if train is None else train.shell_complete(click.Context(train, parent=ctx), incomplete)
 
 
 def _unknown_command_message(word: str) -> str:
@@ -118,10 +105,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     if logging.lastResort is not None:  # It prints warnings, which may name files of others.
         logging.lastResort.setFormatter(terminal.PrintableFormatter())
     arguments = list(sys.argv[1:] if argv is None else argv)
-    if COMPLETE in os.environ:  # Only a completing shell needs the import.
-        from mtrain.commands import completing_bash
-
-        completing_bash.register()
     try:
         result = front.main(arguments, prog_name="mtrain", standalone_mode=False)
     except MtrainError as error:

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from mtrain.commands.completing import complete_config, complete_path, complete_plugin
 from mtrain.commands.helping import CommandGroup
 from mtrain.commands.options import JobCommand, load_job, quiet_job_options, spec_argument, spec_request
 from mtrain.commands.plan import read_for_showing
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
 )
 @click.option("--force", is_flag=True, help="Replace the file of --to.")
 @click.option(
-    "--from", "importer", metavar="IMPORTER", shell_complete=complete_plugin("importers"),
+    "--from", "importer", metavar="IMPORTER",
     help="The plugin that reads FILE: see `mtrain plugins list importers`. Without it, mtrain's own are tried.",
 )  # fmt: skip
 @click.option(
@@ -126,7 +125,7 @@ def show(*, origins: bool, as_json: bool, **params: Any) -> None:
 @config.command(
     cls=JobCommand, examples=(("mtrain config explain optimizer.learning_rate -c yolov5n_bccd", "one value of a spec"),)
 )
-@click.argument("path", shell_complete=complete_path)
+@click.argument("path")
 @quiet_job_options
 def explain(path: str, **params: Any) -> None:
     """Say what the value at PATH is, means and may be, where it came from and what it replaced.
@@ -175,9 +174,7 @@ def _option_lines(loaded: "Loaded", path: str) -> list[str]:
 
 
 @config.command(examples=(("mtrain config schema > spec.schema.json", "for an editor"),))
-@click.option(
-    "-c", "--config", metavar="SPEC", shell_complete=complete_config, help="Only what this spec may hold, for its task."
-)
+@click.option("-c", "--config", metavar="SPEC", help="Only what this spec may hold, for its task.")
 @click.option("--markdown", is_flag=True, help="A reference to read instead of a JSON schema.")
 def schema(*, config: str | None, markdown: bool) -> None:
     """Print what a spec may hold: what all of them have, and what each installed task adds."""

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from mtrain.commands.completing import complete_config
 from mtrain.commands.helping import CommandGroup
 from mtrain.commands.options import JobCommand, spec_options, spec_request, take_request
 from mtrain.spec import remedies, terminal
@@ -56,7 +55,7 @@ def data() -> None:
 @data.command(
     cls=JobCommand, examples=(("mtrain data check yolov5n_bccd", "counts, mistakes, and images with their labels"),)
 )
-@click.argument("spec", required=False, shell_complete=complete_config)
+@click.argument("spec", required=False)
 @spec_options
 @click.option("--images", "-n", default=16, show_default=True, type=click.IntRange(min=1), help="Images in the grid.")
 @click.option(

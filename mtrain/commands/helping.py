@@ -116,12 +116,7 @@ class CommandGroup(click.Group):
         Raises:
             click.UsageError: there is none; the message names the most similar one, or all.
         """
-        if (
-            args
-            and not ctx.resilient_parsing
-            and not args[0].startswith("-")
-            and args[0] not in self.list_commands(ctx)
-        ):
+        if args and not args[0].startswith("-") and args[0] not in self.list_commands(ctx):
             ctx.fail(unknown_command(args[0], self.list_commands(ctx), path_of(ctx)))
         return super().resolve_command(ctx, args)
 

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from mtrain.commands.completing import complete_config, complete_override, complete_plugin
 from mtrain.commands.flags import F, Option, SpecOption, Typed, adds, parameters_of, spec_option
 from mtrain.commands.foreign_flags import FOREIGN_FLAGS, LISTS, MEGATRON_FLAGS, check_foreign, config_of
 from mtrain.commands.helping import Command
@@ -80,31 +79,24 @@ def _spread(
 
 
 SPEC_FLAGS: Sequence[Option] = (
-    click.option(
-        "-c", "--config", metavar="SPEC", shell_complete=complete_config, help="A YAML file or a shipped config."
-    ),
+    click.option("-c", "--config", metavar="SPEC", help="A YAML file or a shipped config."),
     click.option(
         "-o", "--opt", "--override", "overrides", multiple=True, metavar="PATH=VALUE ...",
-        shell_complete=complete_override, help="Set values of the spec, for example -o train.batch_size=8.",
+        help="Set values of the spec, for example -o train.batch_size=8.",
     ),
 )  # fmt: skip
 _NATURAL = click.IntRange(min=0)
 CLUSTER_FLAGS: Sequence[Option] = (
-    spec_option(
-        "backend.name", "-b", "--backend", shell_complete=complete_plugin("backends"), help="The stack that trains: ddp, solo, ..."
-    ),
+    spec_option("backend.name", "-b", "--backend", help="The stack that trains: ddp, solo, ..."),
     click.option(
         "-H", "--ips", "--hosts", "ips", metavar="A,B", help="Addresses of the hosts, the master first; A:2,B:4 with ranks."
     ),
     click.option("--hostfile", metavar="FILE", help="The hosts, one a line, as `host`, `host:2` or `host slots=2`."),
     spec_option(
-        "cluster.name", "--cluster", metavar="NAME", shell_complete=complete_plugin("clusters"),
+        "cluster.name", "--cluster", metavar="NAME",
         help="ssh: this command starts all hosts. Otherwise the same command is typed on each; manual prints it.",
     ),
-    spec_option(
-        "launcher.name", "--launcher", metavar="NAME", shell_complete=complete_plugin("launchers"),
-        help="What starts the ranks of a host: torchrun, deepspeed, ...",
-    ),
+    spec_option("launcher.name", "--launcher", metavar="NAME", help="What starts the ranks of a host: torchrun, deepspeed, ..."),
     spec_option("cluster.options.port", "--ssh-port", type=click.IntRange(1, 65535), help="Port of the hosts' ssh servers."),
     spec_option("cluster.options.identity_file", "--ssh-identity-file", metavar="FILE", help="Private key for ssh."),
     spec_option("cluster.control_port", "--control-port", type=click.IntRange(1, 65535), help="Where hosts that are started by hand meet."),
@@ -206,9 +198,7 @@ def _refuse_value(ctx: click.Context, _parameter: click.Parameter, word: str | N
     return word
 
 
-spec_argument = click.argument(
-    "spec_word", metavar="[SPEC]", required=False, shell_complete=complete_config, callback=_refuse_value
-)
+spec_argument = click.argument("spec_word", metavar="[SPEC]", required=False, callback=_refuse_value)
 """Add the spec as an argument to a command that has ``-c``; ``spec_request`` takes either."""
 run_argument = click.argument("run_folder", metavar="[RUN]", required=False)
 """Add a run folder as an argument to a command that has ``--run``; ``named_run`` says which one is meant."""

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from mtrain.commands.completing import complete_plugin
 from mtrain.commands.helping import CommandGroup
 from mtrain.commands.options import take_request
 from mtrain.errors import CheckpointError, UsageError
@@ -61,9 +60,7 @@ def weights() -> None:
     "import", examples=(("mtrain weights import yolov5s.pt --model yolov5s --to yolov5s.safetensors", ""),)
 )
 @click.argument("file", type=PATH)
-@click.option(
-    "--model", required=True, shell_complete=complete_plugin("models"), help="The model that the weights are of."
-)
+@click.option("--model", required=True, help="The model that the weights are of.")
 @click.option(
     "--to", "--out", "-o", "target", type=PATH, required=True, metavar="OUT.safetensors", help="Where they are written."
 )
@@ -88,9 +85,7 @@ def import_(**params: Any) -> None:
     )
 )
 @click.argument("file", type=PATH)
-@click.option(
-    "--model", shell_complete=complete_plugin("models"), help="The model that the weights are of; a checkpoint knows."
-)
+@click.option("--model", help="The model that the weights are of; a checkpoint knows.")
 @click.option(
     "--to", "--out", "-o", "target", type=PATH, required=True, metavar="OUT",
     help="OUT.pdparams for Paddle, OUT.pt or OUT.pth for torch; of a language model OUT, a folder for transformers.",

@@ -7,7 +7,7 @@ import shlex
 import pytest
 from click.testing import CliRunner
 
-from mtrain.commands import completing_bash, front, main
+from mtrain.commands import front, main
 from mtrain.commands.foreign_flags import MEGATRON, TORCHTITAN
 from mtrain.errors import SpecError
 from tests.commands.test_front_door import here, parse  # noqa: F401  # the fixture empties the folder and the environment
@@ -242,33 +242,6 @@ def test_out_and_output_are_one_flag(command, capsys, here):  # noqa: F811
     for flag in ("--out", "--output"):
         main([*command.split(), flag])
         assert f"error: {flag}: no value is given; expected" in capsys.readouterr().err
-
-
-# --------------------------------------------------------------------------------------------------------- completion
-def completed(line: str) -> list[str]:
-    completing_bash.register()  # as the command does, so that this does not depend on the tests before
-    environ = {"_MTRAIN_COMPLETE": "bash_complete", "COMP_HEAD": line, "COMP_REPLACED": line.split(" ")[-1]}
-    shown = CliRunner(env=environ).invoke(front, [], prog_name="mtrain", complete_var="_MTRAIN_COMPLETE").output
-    return shown.split()
-
-
-def test_specs_files_and_names_complete(here):  # noqa: F811
-    (here / "digits_mine.yml").touch()
-    (here / "digits.txt").touch()
-    (here / "specs").mkdir()
-    (here / "specs" / "a.yaml").touch()
-    for command in ("", "train ", "plan ", "evaluate ", "config show ", "data check "):
-        assert completed(f"mtrain {command}-c dig") == ["plain,digits", "plain,digits_mine.yml"], command
-    assert completed("mtrain -c specs/") == ["plain,specs/a.yaml"]
-    assert completed("mtrain -c spe") == ["file,spe"], "folders, by the shell"
-    assert completed("mtrain -c digits -b dd") == ["plain,ddp"]
-    assert completed("mtrain -c digits -o model.na") == ["plain,model.name="]
-    assert "plain,model.name=yolov5n" in completed("mtrain -c digits -o model.name=yolo")
-    assert completed("mtrain -o data.format=co") == ["plain,data.format=coco"]
-    assert completed("mtrain -o train.precision=b") == ["plain,train.precision=bf16"]
-    assert completed("mtrain -o train.sync_batchnorm=t") == ["plain,train.sync_batchnorm=true"]
-    assert completed("mtrain ev") == ["plain,evaluate"]
-    assert "plain,--ips" in completed("mtrain -c digits --i")
 
 
 # --------------------------------------------------------------------------------------------------------- suggestions

@@ -1,8 +1,6 @@
 """Command lines become a spec or a clear refusal."""
 
-import contextlib
 import os
-import pty
 import re
 import shlex
 import subprocess
@@ -12,14 +10,12 @@ from pathlib import Path
 import click
 import numpy as np
 import pytest
-from click.testing import CliRunner
 from safetensors.numpy import save_file
 
-from mtrain.commands import COMPLETE, Front, completing_bash, front, helping, main, verbs
+from mtrain.commands import Front, front, helping, main, verbs
 from mtrain.commands.options import JobCommand, job_options, load_job, spread_values
 from mtrain.errors import SpecError
 from mtrain.spec.sources import shipped_names
-from tests.starts import starts_processes
 
 
 @pytest.fixture(autouse=True)
@@ -232,7 +228,6 @@ def test_a_file_of_weights_without_classes_asks_for_them(tmp_path, capsys):
         ("plan --diff ddp", "--diff: no value is given; expected 2 values, BACKEND BACKEND"),
         ("plugins list modls", "did you mean 'models'?"),
         ("data convert x --to cocoo", "--to cocoo: expected coco, voc or yolo; did you mean 'coco'?"),
-        ("completion", "SHELL is missing; expected bash, zsh or fish; the command is: mtrain completion"),
         ("predict", "for example: mtrain predict runs/digits photos/"),
         ("train spec.yml", "spec.yml: no such file, and no shipped config of that name"),
         ("plan digits -c digits", "two specs are given: digits and -c digits; keep one"),
@@ -338,81 +333,6 @@ def test_the_reference_in_docs_is_what_the_command_prints(capsys):
     assert saved.read_text(encoding="utf-8") == capsys.readouterr().out, (
         "mtrain config schema --markdown > docs/spec.md"
     )
-
-
-@pytest.mark.smoke
-@pytest.mark.job
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_completion_scripts_are_printed(shell, capsys):
-    assert main(["completion", shell]) == 0
-    assert "_MTRAIN_COMPLETE" in capsys.readouterr().out
-
-
-def completed(line: str, *, replaced: str = "") -> list[str]:
-    """Return mtrain's answer to bash's completion request for ``line``, of which bash would replace ``replaced``."""
-    completing_bash.register()
-    environment = {COMPLETE: "bash_complete", "COMP_HEAD": line, "COMP_REPLACED": replaced}
-    result = CliRunner(env=environment).invoke(front, [], prog_name="mtrain", complete_var=COMPLETE)
-    return result.output.split()
-
-
-def test_paths_of_a_spec_complete():
-    assert completed("mtrain config show -o train.ba", replaced="train.ba") == ["plain,train.batch_size="]
-    assert completed("mtrain config explain train.ba", replaced="train.ba") == ["plain,train.batch_size"]
-
-
-def test_only_the_piece_that_bash_replaces_is_answered():
-    assert completed("mtrain train -o backend.name=so", replaced="so") == ["plain,solo"]
-    assert completed("mtrain train -o backend.name=so", replaced="backend.name=so") == ["plain,backend.name=solo"]
-    assert completed("mtrain train --backend=so", replaced="so") == ["plain,solo"]
-
-
-@pytest.fixture
-@starts_processes
-def bash(tmp_path):
-    """Types a line into a real bash that has read ``mtrain completion bash``; returns the words it ends up with, and
-    the screen."""
-    (tmp_path / "mtrain").write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m mtrain "$@"\n')
-    (tmp_path / "mtrain").chmod(0o700)
-    script = CliRunner().invoke(front, ["completion", "bash"], prog_name="mtrain").output
-    (tmp_path / "bashrc").write_text(f"bind 'set enable-bracketed-paste off'\nbind 'set bell-style none'\n{script}")
-    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "TERM": "dumb", "INPUTRC": "/dev/null"}
-
-    def typed(line: str) -> tuple[list[str], str]:
-        ours, its = pty.openpty()
-        command = ["bash", "--noprofile", "--rcfile", str(tmp_path / "bashrc"), "-i"]
-        process = subprocess.Popen(command, stdin=its, stdout=its, stderr=its, env=environment, start_new_session=True)
-        os.close(its)
-        # Ctrl-A and a command before the line: bash prints the words that completion has left.
-        os.write(ours, f"{line}\x01printf '<%s>\\n' \rexit\r".encode())
-        screen = bytearray()
-        with contextlib.suppress(OSError):  # a terminal whose last process has ended
-            while part := os.read(ours, 4096):
-                screen += part
-        os.close(ours)
-        process.wait()
-        shown = screen.decode()
-        return re.findall(r"^<(.*)>\r$", shown, flags=re.MULTILINE), shown
-
-    return typed
-
-
-@pytest.mark.smoke
-def test_a_real_bash_completes_what_follows_an_equals_sign(bash):
-    words, _ = bash("mtrain train -o backend.name=so\t")
-    assert words == ["mtrain", "train", "-o", "backend.name=solo"]
-    words, _ = bash("mtrain train --backend=dd\t")
-    assert words == ["mtrain", "train", "--backend=ddp"]
-    words, _ = bash("mtrain train -o backend.na\tdd\t -o data.form\tvo\t")
-    assert words == ["mtrain", "train", "-o", "backend.name=ddp", "-o", "data.format=voc"], (
-        "the value follows without a blank"
-    )
-    words, _ = bash("mtrain train -o 'backend.name=so\t")
-    assert words == ["mtrain", "train", "-o", "backend.name=solo"], "within quotes bash cuts nothing"
-    words, shown = bash("mtrain train -o backend.name=\t\t")
-    assert words == ["mtrain", "train", "-o", "backend.name="]
-    assert "deepspeed" in shown.split()
-    assert "horovod" in shown.split()
 
 
 def test_every_flag_of_train_is_in_a_group_and_those_of_other_programs_are_last(capsys):

@@ -56,7 +56,7 @@ def test_only_a_current_folder_that_is_gone_is_named_so():
     assert path_problem(FileNotFoundError(2, "No such file or directory")) == "", "the current folder exists"
 
 
-@pytest.mark.parametrize("words", [["plan", "-c", "digits"], ["config", "list"], ["completion", "zsh"], ["--help"]])
+@pytest.mark.parametrize("words", [["plan", "-c", "digits"], ["config", "list"], ["--help"]])
 def test_output_for_which_there_is_no_room_is_one_error(words, monkeypatch, capsys):
     monkeypatch.setattr(sys, "stdout", Full())
     assert main(words) == 2

@@ -192,7 +192,6 @@ def test_the_file_of_a_spec_cannot_name_a_run_that_leads_out_of_the_folder_of_ru
 # ------------------------------------------------------------------------------------------------------------ the source
 PRINTS = {
     "spec/terminal.py": "the one place",
-    "commands/completion.py": "the script of a shell, which is mtrain's own",
     "records/console.py": "control characters of the display, around safe text",
 }
 RANKS_AND_PROBES = (

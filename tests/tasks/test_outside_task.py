@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 import mtrain
-from mtrain.commands.completing import complete_override
 from mtrain.data.images.drawing import save_image
 from mtrain.errors import SpecError
 from tests.sources import source_files
@@ -60,7 +59,6 @@ def test_its_section_is_part_of_the_spec(here):
     assert explained.splitlines()[:2] == ["data.darken = 0.5", "  share by which training images become darker"]
     assert "over     0.1  from spec.yml:3" in explained
     assert "gauge.white = 2.0" in _mtrain("config", "explain", "gauge.white", "-c", "spec.yml", MTRAIN_GAUGE__WHITE="2")
-    assert "gauge.white=" in [item.value for item in complete_override(None, None, "gau")]
     reference = _mtrain("config", "schema", "--markdown")
     assert "## gauge of brightness" in reference
     assert "data.augment" not in _mtrain("config", "schema", "-c", "spec.yml", "--markdown")

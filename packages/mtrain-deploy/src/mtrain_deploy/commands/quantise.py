@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from mtrain.commands.completing import complete_config
 from mtrain.commands.options import JobCommand, named_run, run_argument, take_request, values_and_output
 from mtrain.errors import CheckpointError, UsageError
 from mtrain.spec import remedies, terminal
@@ -71,7 +70,6 @@ class Quantised:
     "-c",
     "--config",
     metavar="SPEC",
-    shell_complete=complete_config,
     help="The spec whose training split calibrates. Default: that of the model.",
 )
 @click.option(
