@@ -62,7 +62,7 @@ def test_quantise_asks_for_what_was_given(monkeypatch: pytest.MonkeyPatch) -> No
 def test_prune_asks_for_what_was_given(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = Asked(code=0, report={"flops": 3})
     monkeypatch.setattr(prune_verb, "prune_network", asked)
-    given: dict[str, Any] = {"target": 0.4, "by": "taylor", "sensitivity": True, "samples": 9, "shares": (0.3,)}
+    given: dict[str, Any] = {"target": 0.4, "by": "taylor"}
     assert mtrain.prune("runs/a", out="b", checkpoint="c", **given) == {"flops": 3}
     expected = {**given, "run": "runs/a", "out": "b", "checkpoint": "c", "weights": None}
     assert {name: getattr(asked.request, name) for name in expected} == expected

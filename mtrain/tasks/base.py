@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 from pydantic import BaseModel
 
-from mtrain.core.interfaces import Array, Collective, Evaluator, HostBatch, Variation
+from mtrain.core.interfaces import Array, Collective, HostBatch, Variation
 from mtrain.core.interfaces.details import Detail
 from mtrain.core.interfaces.live import LiveImages
 from mtrain.core.interfaces.program import ProgramInput
@@ -93,12 +93,6 @@ class TaskBase:
     def sample_weights(self, metrics: Mapping[str, float]) -> Array | None:
         """See ``TaskData.sample_weights``. By default each sample is trained once an epoch."""
         return None
-
-    def evaluator_of(self, indices: Sequence[int]) -> Evaluator:
-        """Return a new evaluator for these samples of ``val`` alone. By default an evaluator scores what it has seen."""
-        whole: Any = self
-        made: Evaluator = whole.evaluator()
-        return made
 
     def details(self, evaluator: Any) -> Sequence[Detail]:
         """See ``TaskData.details``. By default metrics say everything."""

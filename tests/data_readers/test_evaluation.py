@@ -8,12 +8,10 @@ import numpy as np
 import pytest
 
 from mtrain.core.interfaces import SplitRequest
-from mtrain.errors import DataError
 from mtrain.tasks.detection.annotations import Annotations
 from mtrain.tasks.detection.evaluator import (
     CocoEvaluator,
     best_of_classes,
-    evaluate_files,
     merge,
     results_json,
     to_image,
@@ -21,6 +19,7 @@ from mtrain.tasks.detection.evaluator import (
 )
 from mtrain.tasks.detection.readers.coco import Coco, read_content
 from mtrain.tasks.detection.scoring import METRICS
+from tests.data_readers.results_files import evaluate_files
 
 DATA = Path(__file__).parents[1] / "data"
 COCO = DATA / "coco_eval"
@@ -106,19 +105,6 @@ def test_perfect_predictions_score_what_the_zero_area_box_leaves() -> None:
     metrics = CocoEvaluator(annotations).result([perfect])
     assert metrics["AP/WBC"] == pytest.approx(1.0)
     assert 0.9 < metrics["AP/RBC"] < 1.0
-
-
-def test_objects_of_images_that_are_left_out_are_not_missed(real: Annotations) -> None:
-    chosen = [1, 4, 9]
-    perfect = {
-        i: np.concatenate([s.boxes, np.ones((len(s.boxes), 1)), s.labels[:, None]], axis=1, dtype=np.float64)
-        for i, s in enumerate(real.samples)
-        if i in chosen
-    }
-    assert CocoEvaluator(real).result([perfect])["AR100"] < 0.9
-    assert CocoEvaluator(real, only=chosen).result([perfect])["AR100"] == pytest.approx(1.0)
-    empty = [i for i, sample in enumerate(real.samples) if not len(sample.boxes)]
-    assert CocoEvaluator(real, only=empty).result([{}]) == {}
 
 
 @pytest.mark.parametrize("rows", [[], [[0, 0, 5, 5, 0.9, 0]]])
@@ -208,12 +194,6 @@ def test_what_is_remarked_is_ap_by_size_and_where_there_is_nothing_to_find(real:
 def test_evaluation_prints_nothing(capfd: pytest.CaptureFixture[str]) -> None:
     evaluate_files(TRUTH, FOUND["bbox"])
     assert capfd.readouterr() == ("", "")
-
-
-def test_results_of_unknown_images_are_refused(tmp_path: Path) -> None:
-    (tmp_path / "r.json").write_text('[{"image_id": -5, "category_id": 1, "bbox": [0, 0, 1, 1], "score": 1}]')
-    with pytest.raises(DataError, match=r"1 images are not in .*: -5"):
-        evaluate_files(TRUTH, tmp_path / "r.json")
 
 
 def split_of(boxes: dict[int, list[list[float]]], *, crowd: bool = False) -> Annotations:

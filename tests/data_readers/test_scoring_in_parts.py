@@ -10,7 +10,8 @@ import pytest
 from benchmarks.growth.evaluation import annotations_of, predictions_of
 from mtrain.tasks.detection import scoring
 from mtrain.tasks.detection.details import details_of
-from mtrain.tasks.detection.evaluator import CocoEvaluator, FoundBoxes, evaluate_files, merge, results_json
+from mtrain.tasks.detection.evaluator import CocoEvaluator, FoundBoxes, merge, results_json
+from tests.data_readers.results_files import Listed, evaluate_files
 
 COCO = Path(__file__).parents[1] / "data" / "coco_eval"
 IMAGES = 60
@@ -111,7 +112,7 @@ def test_predictions_of_unknown_classes_where_there_are_no_objects_measure_nothi
     """A file of results may name any class."""
     truth = {**annotations.ground_truth, "annotations": []}
     unknown = {"image_id": truth["images"][0]["id"], "category_id": 4711, "bbox": [1, 2, 3, 4], "score": 0.5}
-    metrics, scored = scoring.score(truth, scoring.Listed(entries=[unknown]), iou_type="bbox")
+    metrics, scored = scoring.score(truth, Listed(entries=[unknown]), iou_type="bbox")
     assert scored is None
     assert metrics == dict.fromkeys(scoring.METRICS, -1.0)
 

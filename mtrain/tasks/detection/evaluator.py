@@ -6,18 +6,14 @@ crowds match any number of predictions and count neither as hit nor as miss. A m
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mtrain.core.interfaces import HostBatch
-from mtrain.errors import DataError
-from mtrain.spec.files import parse_json, read_bytes
 from mtrain.tasks.detection.annotations import Annotations
-from mtrain.tasks.detection.readers.coco_json import MAX_BYTES, load_json
-from mtrain.tasks.detection.scoring import COCO_DETECTIONS, METRICS, IouType, Listed, Scored, score
+from mtrain.tasks.detection.scoring import COCO_DETECTIONS, METRICS, Scored, score
 
 Detections: TypeAlias = NDArray[np.float64]
 """Detections of one image, (K, 6): x1, y1, x2, y2 in pixels of the image as displayed, score, class index."""
@@ -38,16 +34,13 @@ class CocoEvaluator:
         annotations: Annotations,
         *,
         max_detections: int = COCO_DETECTIONS,
-        only: Collection[int] | None = None,
     ) -> None:
         """Start without predictions.
 
         Args:
             annotations: The evaluation split.
             max_detections: Number of predictions per image that average precision counts, best scores first.
-            only: Indices of the samples that are scored; None: all.
         """
-        self._only = only
         self._annotations = annotations
         self._max_detections = max_detections
         self._predicted = 0
@@ -79,8 +72,7 @@ class CocoEvaluator:
 
         Those of a class are ``AP/<class>`` and ``AP50/<class>``. Empty where the split has no boxes: there is nothing to score.
         """
-        counts = box_counts(self._annotations)
-        if not (counts if self._only is None else counts[list(self._only)]).any():
+        if not box_counts(self._annotations).any():
             return {}
         predictions = merge(partials)
         self._predicted = sum(map(len, predictions.values()))
@@ -90,11 +82,6 @@ class CocoEvaluator:
         best = {index: best_of_classes(detections, counted) for index, detections in predictions.items()}
         found = FoundBoxes(self._annotations, best)
         truth = dict(self._annotations.ground_truth)
-        if self._only is not None:
-            known = {self._annotations.samples[index].image_id for index in self._only}
-            # Objects of images that nobody predicted would count as missed.
-            truth["images"] = [image for image in truth["images"] if image["id"] in known]
-            truth["annotations"] = [box for box in truth["annotations"] if box["image_id"] in known]
         self._metrics, self.last = score(truth, found, iou_type="bbox", max_detections=self._max_detections)
         return {"score": self._metrics["AP"], **self._metrics}
 
@@ -211,24 +198,3 @@ class FoundBoxes:
             "bbox": [x1, y1, x2 - x1, y2 - y1],
             "score": confidence,
         }
-
-
-def evaluate_files(annotations: Path, results: Path, *, iou_type: IouType = "bbox") -> dict[str, float]:
-    """Compute the metrics of a COCO results file against a COCO annotation file, both used unchanged.
-
-    Raises:
-        DataError: a file cannot be read, or results name images that the annotations do not have.
-
-    """
-    truth = load_json(annotations)
-    try:
-        entries = parse_json(read_bytes(results, limit=MAX_BYTES))
-    except (OSError, ValueError) as error:
-        raise DataError(f"{results}: cannot be read ({error}); expected a COCO results file") from error
-    if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
-        raise DataError(f"{results}: expected a list of results, found {type(entries).__name__}")
-    known_ids = {image["id"] for image in truth["images"]}
-    unknown_ids = sorted({str(entry.get("image_id")) for entry in entries if entry.get("image_id") not in known_ids})
-    if unknown_ids:
-        raise DataError(f"{results}: {len(unknown_ids)} images are not in {annotations}: {', '.join(unknown_ids[:20])}")
-    return score(truth, Listed(entries=entries), iou_type=iou_type)[0]

@@ -33,21 +33,6 @@ class Found(Protocol):
         ...
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Listed:
-    """Implements ``Found`` for predictions that are in memory, such as those of a file."""
-
-    entries: Sequence[Entry]
-
-    def __iter__(self) -> Iterator[Entry]:
-        """See ``Found``."""
-        return iter(self.entries)
-
-    def of(self, category_ids: Collection[Any]) -> Iterable[Entry]:
-        """See ``Found``."""
-        return [entry for entry in self.entries if entry["category_id"] in category_ids]
-
-
 @dataclass(frozen=True, kw_only=True)
 class Scored:
     """A result of COCO's evaluation, and what it was computed from."""

@@ -127,12 +127,6 @@ class DetectionTask(ImageTask):
 
         return CocoEvaluator(self._data.val, max_detections=self._limit)
 
-    def evaluator_of(self, indices: Sequence[int]) -> "CocoEvaluator":
-        """See ``TaskBase.evaluator_of``: objects of other images are not missed."""
-        from mtrain.tasks.detection.evaluator import CocoEvaluator
-
-        return CocoEvaluator(self._data.val, max_detections=self._limit, only=indices)
-
     def labels(self) -> dict[str, Any]:
         """Return the class names, and their ids in the annotation file, for the checkpoint."""
         return {**super().labels(), "category_ids": list(self._data.train.category_ids)}

@@ -3,7 +3,7 @@
 Weights are named as for ``mtrain.predict``: a run with its best checkpoint, a checkpoint, or a file.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -112,9 +112,6 @@ def prune(  # noqa: PLR0913  # what the command takes
     spec: python_calls.SpecSource = None,
     overrides: Mapping[str, Any] | None = None,
     by: Literal["l1", "bn", "taylor"] = "l1",
-    sensitivity: bool = False,
-    samples: int = 32,
-    shares: Sequence[float] = (0.25, 0.5, 0.75),
 ) -> dict[str, Any]:
     """Write a smaller network: a folder with its spec, its weights and a report; return the report.
 
@@ -127,9 +124,6 @@ def prune(  # noqa: PLR0913  # what the command takes
         spec: see ``mtrain.commands.functions``; None: the run's own.
         overrides: further values of the spec.
         by: what channels are chosen by: the L1 norm of their weights, the scale of their BatchNorm, or a Taylor estimate.
-        sensitivity: whether each group of layers is also masked alone and scored.
-        samples: number of samples of the evaluation split that this scores.
-        shares: shares of the channels of each group that are masked for it.
 
     Raises:
         UsageError: there are no weights, the target cannot be reached, or the folder cannot be written.

@@ -3,20 +3,17 @@
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pytest
 import yaml
 
-from mtrain.commands import main
 from mtrain.core.interfaces import Array
 from mtrain_deploy.commands import prune
-from mtrain_deploy.pruning import sensitivity
 from mtrain_deploy.pruning.channels import Channels
 from mtrain_deploy.pruning.network import Prunable, least_important, mask, shrink
 from mtrain_deploy.pruning.scores import By, scores_of
-from mtrain_deploy.pruning.sensitivity import Masked
 from mtrain_deploy.pruning.tracing import Layer, Trace
 
 FIRST, SECOND = [1, 2, 3, 4], [5, 6]
@@ -170,41 +167,6 @@ def test_the_gradient_of_a_transposed_convolution_is_taken_by_its_second_axis() 
     assert {number: scores[number] for number in (5, 6, 7)} == pytest.approx(
         {5: 4.0**2, 6: (4 * 30 * 0.5) ** 2, 7: 0.0}
     )
-
-
-class _Sums:
-    """A bench whose score is the sum of the absolute scales of ``a_bn`` and shifts of ``b``."""
-
-    held: ClassVar[Mapping[str, Array]] = {}
-
-    def subset(self, count: int) -> Any:
-        return SimpleNamespace(indices=list(range(count)), batches=[])
-
-    def fill(self, whole: Any, values: Mapping[str, Array]) -> None:
-        self.held = values
-
-    def metrics(self, whole: Any, subset: Any) -> tuple[dict[str, float], list[str]]:
-        return {"score": float(np.abs(self.held["a_bn.weight"]).sum() + np.abs(self.held["b.bias"]).sum())}, []
-
-
-def test_sensitivity_is_the_score_that_is_lost_without_the_least_important_channels() -> None:
-    scores = {1: 3.0, 2: 9.0, 3: 1.0, 4: 2.0, 5: 5.0, 6: 2.5}
-    masked = Masked(network=network(), whole=None, weights=weights(), scores=scores)  # type: ignore[arg-type]
-    table = sensitivity.rows(_Sums(), masked, samples=7, tell=lambda _: None)  # type: ignore[arg-type]
-    assert [(row["group"], row["channels"], row["samples"]) for row in table] == [("a", 4, 7), ("b", 2, 7)]
-    assert table[0]["losses"] == pytest.approx([0.1, 0.3, 0.6])
-    assert table[1]["losses"] == pytest.approx([0.0, 0.25, 0.25])
-    half = sensitivity.rows(_Sums(), masked, samples=7, shares=[0.5], tell=lambda _: None)  # type: ignore[arg-type]
-    assert [row["losses"] for row in half] == [row["losses"][1:2] for row in table]
-    assert {tuple(row["shares"]) for row in half} == {(0.5,)}
-
-
-@pytest.mark.parametrize("text", ["0,0.5", "1", "half", "-0.1", ""])
-def test_a_share_that_is_none_is_refused(text: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    (tmp_path / "w.safetensors").touch()
-    words = ["-c", "vit_digits", "--weights", str(tmp_path / "w.safetensors"), "--out", str(tmp_path / "out")]
-    assert main(["prune", *words, "--target", "0.5", "--shares", text]) == 2
-    assert f"--shares {text}: expected numbers" in capsys.readouterr().err
 
 
 def test_the_spec_of_a_smaller_network_has_no_key_of_the_file_that_its_job_began_with(tmp_path: Path) -> None:

@@ -18,12 +18,13 @@ from mtrain.records.choosing import write_page
 from mtrain.spec.registry import Registry
 from mtrain.tasks.confusion import MAX_CLASSES, confusion
 from mtrain.tasks.detection.details import confusion_counts, details_of
-from mtrain.tasks.detection.scoring import Listed, Scored, score
+from mtrain.tasks.detection.scoring import Scored, score
 from mtrain_ui.pages.content import collect, read_details
 from mtrain_ui.pages.disclosed import disclose
 from mtrain_ui.pages.folder import RunFiles
 from mtrain_ui.pages.report import page, write
 from mtrain_ui.pages.timeline import Follower
+from tests.data_readers.results_files import Listed
 
 ATTACK = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>"
 

@@ -3,7 +3,7 @@
 import json
 import shutil
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +14,7 @@ from mtrain.commands.options import JobCommand, named_run, run_argument, spec_op
 from mtrain.errors import CheckpointError, UsageError
 from mtrain.spec import terminal
 from mtrain.spec.request import SpecRequest
-from mtrain_deploy.pruning import REQUEST, RESULT, SAMPLES, SHARES, WEIGHTS, By
+from mtrain_deploy.pruning import REQUEST, RESULT, WEIGHTS, By
 
 if TYPE_CHECKING:
     from mtrain.spec.config import Loaded, Source
@@ -38,11 +38,6 @@ class PruneRequest:
     weights: str | None = None
     """A file of weights in place of a checkpoint."""
     by: By = "l1"
-    sensitivity: bool = False
-    samples: int = SAMPLES
-    """Number of samples of the evaluation split that the sensitivity table scores."""
-    shares: Sequence[float] = SHARES
-    """Shares of the channels of each group that the sensitivity table masks."""
     device: str = "cpu"
 
 
@@ -87,23 +82,6 @@ class Pruned:
     show_default=True,
     help="What makes a channel important: the scale of its BatchNorm, its filter's size, or weight times gradient.",
 )
-@click.option(
-    "--sensitivity", is_flag=True, help="Also mask shares of each group alone and score what is left on some samples."
-)
-@click.option(
-    "--samples",
-    type=click.IntRange(1),
-    default=32,
-    show_default=True,
-    help="Samples of the evaluation split that --sensitivity scores.",
-)
-@click.option(
-    "--shares",
-    metavar="A,B",
-    default="0.25,0.5,0.75",
-    show_default=True,
-    help="Shares of a group's channels that --sensitivity masks, one evaluation each.",
-)
 @click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", help="Where the model runs.")
 @click.option(
     "--out", "--output", "out", metavar="FOLDER", help="New folder for spec.yml and the weights; `-o FOLDER` too."
@@ -117,10 +95,6 @@ def prune(context: click.Context, /, **params: Any) -> None:
     params["overrides"], out = values_and_output(params["overrides"], params["out"])
     if out is None:
         raise click.UsageError("no folder to write: give -o FOLDER")
-    try:
-        params["shares"] = tuple(float(share) for share in params["shares"].split(","))
-    except ValueError:
-        raise click.UsageError(f"--shares {params['shares']}: expected numbers, such as 0.25,0.5") from None
     result = prune_network(take_request(PruneRequest, params, run=named_run(params), out=out))
     if result.code == 0:
         for line in result.lines():
@@ -156,14 +130,7 @@ def _prune(request: PruneRequest) -> Pruned:
     work = out / WORK_FOLDER
     try:
         work.mkdir(mode=0o700, parents=True)
-        asked = {
-            "target": request.target,
-            "by": request.by,
-            "sensitivity": request.sensitivity,
-            "samples": request.samples,
-            "shares": _shares(request.shares),
-        }
-        write_json(work / REQUEST, asked)
+        write_json(work / REQUEST, {"target": request.target, "by": request.by})
     except OSError as error:
         raise UsageError(f"-o {out}: cannot be written: {error.strerror or error}") from error
     try:
@@ -177,19 +144,6 @@ def _prune(request: PruneRequest) -> Pruned:
         shutil.rmtree(work, ignore_errors=True)
         if not any(out.iterdir()):
             out.rmdir()
-
-
-def _shares(shares: Sequence[float]) -> list[float]:
-    """Return the shares in rising order, each once.
-
-    Raises:
-        UsageError: one is not a share, or there is none.
-    """
-    if not shares or not all(0 < share < 1 for share in shares):
-        raise UsageError(
-            f"--shares {','.join(f'{share:g}' for share in shares)}: expected numbers above 0 and below 1, such as 0.25,0.5"
-        )
-    return sorted(set(shares))
 
 
 def _weights(request: PruneRequest) -> tuple[Path, "Source"]:

@@ -15,7 +15,6 @@ from mtrain.core.network import pruned
 from mtrain.core.network.pruned import Sizes
 from mtrain.errors import UsageError
 from mtrain.rank.spec.assembly import Assembly
-from mtrain.tasks.base import TaskBase
 
 _TAYLOR_UPDATES = 8
 """Number of updates whose gradients are used."""
@@ -31,14 +30,6 @@ class TrainedNetwork:
 
     model: Module
     optimizer: Optimizer
-
-
-@dataclass(frozen=True, kw_only=True)
-class Subset:
-    """Some samples of the evaluation split, in memory."""
-
-    indices: Sequence[int]
-    batches: Sequence[HostBatch]
 
 
 class Bench:
@@ -70,40 +61,15 @@ class Bench:
         """Put other weights into a network."""
         self.job.session.restore(network.model, network.optimizer, State(weights=dict(weights)))
 
-    def subset(self, count: int) -> Subset:
-        """Read ``count`` samples, at equal distances in the evaluation split; all of a smaller one."""
-        job, length = self.job, self.job.data.length("val")
-        indices = np.unique(np.linspace(0, length - 1, min(count, length)).round().astype(np.int64))
-        micro = job.spec.evaluate.batch_size or job.recipe.micro_batch
-        shares = [indices[first : first + micro] for first in range(0, len(indices), micro)]
-        # A loader gives full micro batches: the last one is filled up with samples that count once.
-        shares[-1] = np.concatenate([shares[-1], np.resize(indices, micro - len(shares[-1]))])
-        loader = job.pool.loader(
-            "val",
-            lambda epoch, update: [shares[update]],
-            micro_batch=micro,
-            accumulate=1,
-            updates_per_epoch=len(shares),
-            prefetch=job.spec.data.prefetch,
-        )
-        batches = [{name: np.array(array) for name, array in batch.items()} for batch in loader.micro_batches(0)]
-        loader.close()
-        return Subset(indices=[int(index) for index in indices], batches=batches)
-
-    def metrics(self, network: TrainedNetwork, subset: Subset | None = None) -> tuple[dict[str, float], list[str]]:
-        """Return the metrics of a network on the evaluation split, and the names of the most important ones.
-
-        ``subset``: the samples that are scored; None: all.
-        """
+    def metrics(self, network: TrainedNetwork) -> tuple[dict[str, float], list[str]]:
+        """Return the metrics of a network on the evaluation split, and the names of the most important ones."""
         job = self.job
         evaluator = job.data.evaluator()
-        if subset is not None and isinstance(job.data, TaskBase):
-            evaluator = job.data.evaluator_of(subset.indices)
         metrics = evaluate(
             job.session,
             network.model,
             network.optimizer,
-            self._evaluation.micro_batches(0) if subset is None else subset.batches,
+            self._evaluation.micro_batches(0),
             predictions=job.plugin.predictions,
             evaluator=evaluator,
         )

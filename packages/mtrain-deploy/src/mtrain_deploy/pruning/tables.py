@@ -5,20 +5,10 @@ from typing import Any
 
 
 def lines(report: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the lines that ``mtrain prune`` prints: groups, sensitivity if it was asked for, before and after."""
+    """Yield the lines that ``mtrain prune`` prints: groups, before and after."""
     rows = [(row["group"], str(row["channels"][0]), str(row["channels"][1])) for row in report["groups"]]
     yield from _table([("group", "channels", "left"), *rows])
     yield ""
-    if report["sensitivity"]:
-        samples = report["sensitivity"][0]["samples"]
-        yield f"loss of score on {samples} samples where this share of a group's channels is masked:"
-        head = ("group", "channels", *(f"{share:.0%}" for share in report["sensitivity"][0]["shares"]))
-        losses = [
-            (row["group"], str(row["channels"]), *(f"{loss:.4f}" for loss in row["losses"]))
-            for row in report["sensitivity"]
-        ]
-        yield from _table([head, *losses])
-        yield ""
     yield from _table([("", "before", "after", "ratio"), *_before_and_after(report)])
     yield ""
     yield (

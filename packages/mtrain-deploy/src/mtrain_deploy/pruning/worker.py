@@ -5,18 +5,17 @@ the smaller network are ``weights.safetensors``.
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from mtrain.core.checkpoint import store
-from mtrain.core.interfaces import Array, Progress
+from mtrain.core.interfaces import Array
 from mtrain.core.record_files import write_json
 from mtrain.errors import CheckpointError, UsageError
 from mtrain.rank import process
-from mtrain.rank.records import reporter
 from mtrain.rank.spec.assembly import assemble, given_weights, open_task
 from mtrain.spec.resolved import Resolved
 from mtrain.system.ending import end_with
@@ -27,8 +26,6 @@ from mtrain_deploy.pruning import REQUEST, RESULT, WEIGHTS
 from mtrain_deploy.pruning.measuring import Bench, TrainedNetwork
 from mtrain_deploy.pruning.network import ChannelGroup, Prunable, mask, shrink
 from mtrain_deploy.pruning.scores import scores_of
-from mtrain_deploy.pruning.sensitivity import Masked
-from mtrain_deploy.pruning.sensitivity import rows as table
 from mtrain_deploy.pruning.tracing import trace
 
 
@@ -47,8 +44,7 @@ def prune(resolved: Resolved, run_folder: RunFolder, weights: Path, *, leave: pr
         if given.left_over:
             raise CheckpointError(f"{given.summary()}: {'; '.join(given.warnings())}; give weights of this model")
         with closing(Bench(job)) as bench:
-            report = reporter(job, run_folder, Progress())
-            pruning = Pruning(bench, {**state, **given.matched}, tell=lambda text: report.event("note", message=text))
+            pruning = Pruning(bench, {**state, **given.matched})
             answer, small = pruning.run(**request)
     writing.write(run_folder.path / WEIGHTS, small)
     write_json(run_folder.path / RESULT, answer)
@@ -57,9 +53,8 @@ def prune(resolved: Resolved, run_folder: RunFolder, weights: Path, *, leave: pr
 class Pruning:
     """Prunes the network of a job with the given weights."""
 
-    def __init__(self, bench: Bench, weights: Mapping[str, Array], *, tell: Callable[[str], None]) -> None:
-        """Trace the network. ``tell`` takes sentences about the progress."""
-        self._tell = tell
+    def __init__(self, bench: Bench, weights: Mapping[str, Array]) -> None:
+        """Trace the network."""
         job = bench.job
         self._bench = bench
         self._weights = weights
@@ -75,9 +70,7 @@ class Pruning:
         self._network = Prunable(traced)
         self._whole = TrainedNetwork(model=job.model, optimizer=job.optimizer)
 
-    def run(
-        self, *, target: float, by: Any, sensitivity: bool, samples: int, shares: Sequence[float]
-    ) -> tuple[dict[str, Any], dict[str, Array]]:
+    def run(self, *, target: float, by: Any) -> tuple[dict[str, Any], dict[str, Array]]:
         """Return what was found, as plain values, and the weights of the smaller network."""
         bench, network, weights = self._bench, self._network, self._weights
         scores = scores_of(network, weights, by, lambda: iter(bench.gradients(weights, self._former)))
@@ -88,11 +81,6 @@ class Pruning:
         difference, largest = bench.difference(mask(network, weights, removed), small, sizes)
         bench.fill(self._whole, weights)
         before, headline = bench.metrics(self._whole)
-        rows = []
-        if sensitivity:
-            masked = Masked(network=network, whole=self._whole, weights=weights, scores=scores)
-            rows = table(bench, masked, samples=samples, shares=shares, tell=self._tell)
-        bench.fill(self._whole, weights)
         smaller = bench.network(small, sizes)
         after, _ = bench.metrics(smaller)
         times = bench.times_s(self._whole, smaller)
@@ -107,7 +95,6 @@ class Pruning:
             "metrics": [before, after],
             "headline": headline,
             "groups": [self._row(group, set(removed)) for group in network.groups],
-            "sensitivity": rows,
         }
         return answer, small
 
