@@ -13,23 +13,6 @@ from mtrain.spec.suggest import closest
 T = TypeVar("T", bound=Callable[..., Any])
 PACKAGE = os.path.join(Path(__file__).parents[1], "")
 """Beginning of the path of every file of mtrain."""
-OTHER_NAMES = {
-    "lr": "learning_rate",
-    "learning_rate": "learning_rate",
-    "batch_size": "global_batch",
-    "model": "build",
-    "max_norm": "clip_norm",
-    "gradient_accumulation_steps": "accumulate",
-    "num_workers": "workers",
-    "collate_fn": "collate",
-    "sampler": "order",
-    "steps": "updates",
-    "max_steps": "updates",
-    "nproc_per_node": "ranks",
-    "output": "out",
-    "to": "out",
-}
-"""Names that other libraries give to an argument -> its name here."""
 
 
 class WrongCall(ScriptError, TypeError):
@@ -72,8 +55,7 @@ def _message(shown: str, signature: inspect.Signature, kwargs: dict[str, Any], *
     if not unknown:
         return f"{_place()}{shown}: {problem}; {known}"
     word = unknown[0]
-    near = OTHER_NAMES.get(word)
-    near = near if near in names else closest(word, names)
+    near = closest(word, names)
     meant = f"did you mean {near!r}? " if near else ""
     return f"{_place()}{shown}({word}=...): unknown keyword {word!r}; {meant}{known}"
 

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
-from mtrain.spec.suggest import closest, hint
+from mtrain.spec.suggest import OTHER_NAMES, closest, hint
 from mtrain.spec.yaml_reader import Path, scalar, spelled_number
 
 _WORDS: Mapping[Any, str] = {int: "an integer", float: "a number", str: "text", bool: "true or false"}
@@ -188,8 +188,9 @@ def _key_hint(word: str, section: Path, model: type[BaseModel]) -> str:
     answer = hint(word, keys_at(model, section))
     if "did you mean" in answer:
         return answer
-    # The word may be right, and its section wrong.
-    elsewhere = [dot(path) for path, _ in walk(model) if path[-1] == word]
+    # The word may be right or usual, and its section wrong.
+    usual = (word, *OTHER_NAMES.get(word.lower(), ()))
+    elsewhere = [dot(path) for name in usual for path, _ in walk(model) if path[-1] == name]
     if word in elsewhere:
         return f"; {word!r} belongs to no section: it is a key at the top"
     return f"; did you mean {elsewhere[0]!r}?" if elsewhere else answer
