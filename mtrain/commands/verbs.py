@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 KIND = "commands"
 GROUP = f"mtrain.{KIND}"
-HEADINGS = ("Train", "Inspect", "Results", "Ship", "Scheduler", "Shell")
+HEADINGS = ("Train", "Inspect", "Results", "Ship", "Scheduler")
 """Headings of the help, in this order; others follow."""
 OTHER = "Other"
 FOLDER = Path("~/.cache/mtrain/verbs")
