@@ -31,6 +31,8 @@ _PAGE_BOOSTS = {
     REFERENCE: 0.3,  # Python: has every word somewhere
     "commands.md": 0.3,  # so has the one of commands
     "files/CHANGELOG.md": 0.2,
+    "notebook/performance.md": 0.1,
+    "notebook/results.md": 0.1,
 }
 """Exceptions of these."""
 

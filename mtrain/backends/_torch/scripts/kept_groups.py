@@ -2,7 +2,7 @@
 
 The module ``DistributedDataParallel`` holds the last reference to its group once ``destroy_process_group`` was called. Torch frees
 it with Python's lock held, waits for gloo's thread meanwhile, and that thread needs the lock if it has not yet finished with the last
-exchange. On a busy machine a rank then hangs after its last line (docs/found/torch-group-deadlock.md, torch 2.13).
+exchange. On a busy machine a rank then hangs after its last line (docs/found.md, torch 2.13).
 """
 
 import functools
