@@ -18,12 +18,12 @@ from typing import Any
 FOLDER = Path(__file__).parents[2] / "docs" / "images"
 NUMBERS = FOLDER / "compare.json"
 NAMES = {"ddp": "torch DDP", "horovod": "Horovod", "fleet": "Paddle Fleet"}
-MONOSPACED = "ui-monospace, SFMono-Regular, Menlo, monospace"
-WIDTH, HEIGHT = 880, 372
-LEFT, RIGHT, TOP, BOTTOM = 500, 850, 112, 296
-"""Edges of the plot."""
-MIDDLE = 218
-"""Where the names of the curves stand."""
+MOST_ALIKE = {"reference": "the reference", "within float32": "as close as DDP to itself"}
+"""Verdict of `compare.json` -> what the picture says; `within float32` is given where a nudge of one unit in the last place, which
+is the dashed curve, takes torch DDP as far from itself."""
+WIDTH, HEIGHT = 640, 668
+LEFT, RIGHT, TOP, BOTTOM = 80, 616, 396, 540
+"""Edges of the plot. The text is large enough to be read where a telephone shows the picture 360 pixels wide."""
 EXPONENTS = (-8, -6, -4, -2, 0)
 """Powers of ten on the axis of differences; what is below the first is drawn on it."""
 
@@ -66,17 +66,15 @@ def numbers_of(compared: Mapping[str, Any], command: str) -> dict[str, Any]:
 def svg(numbers: Mapping[str, Any], theme: Theme) -> str:
     """Return the picture of ``numbers`` in the colours of ``theme``."""
     updates, backends = numbers["updates"], numbers["backends"]
-    title = f"One spec on {len(backends)} backends: {updates} updates of {numbers['facts']['model']} on real images, two ranks"
+    title = f"One spec on {len(backends)} backends: {updates} updates of {numbers['facts']['model']}"
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}" '
-        f'role="img" font-family="system-ui, -apple-system, Segoe UI, Helvetica, Arial, sans-serif" font-size="14">',
-        f"<title>{escape(title)}</title>",
+        f'role="img" font-family="system-ui, -apple-system, Segoe UI, Helvetica, Arial, sans-serif" font-size="20">',
+        f"<title>{escape(title)}, on real images and two ranks</title>",
         f'<rect x="0.5" y="0.5" width="{WIDTH - 1}" height="{HEIGHT - 1}" rx="8" fill="{theme.page}" stroke="{theme.edge}"/>',
-        _text(24, 36, title, theme.text, font_size=17, font_weight=600),
+        _text(24, 42, title, theme.text, font_size=21, font_weight=600),
         *_rows(backends, theme),
         *_plot(numbers, theme),
-        f'<line x1="24" y1="{HEIGHT - 42}" x2="{WIDTH - 24}" y2="{HEIGHT - 42}" stroke="{theme.edge}"/>',
-        _text(24, HEIGHT - 17, f"$ {numbers['command']}", theme.quiet, font_size=10.5, font_family=MONOSPACED),
         "</svg>",
     ]
     return "\n".join(parts) + "\n"
@@ -85,64 +83,56 @@ def svg(numbers: Mapping[str, Any], theme: Theme) -> str:
 def _rows(backends: Sequence[Mapping[str, Any]], theme: Theme) -> list[str]:
     """Return the table: backend, verdict, largest difference of the loss."""
     parts = [
-        _text(24, 76, "backend", theme.quiet, font_size=12),
-        _text(184, 76, "verdict", theme.quiet, font_size=12),
-        _text(440, 76, "loss, largest difference", theme.quiet, font_size=12, text_anchor="end"),
+        _text(24, 80, "backend", theme.quiet, font_size=17),
+        _text(258, 80, "weights, moments, losses", theme.quiet, font_size=17),
+        _text(RIGHT, 80, "loss differs by", theme.quiet, font_size=17, text_anchor="end"),
     ]
     for place, backend in enumerate(backends):
-        y = 106 + 36 * place
-        same = backend["verdict"] in ("reference", "same bits")
-        colour = theme.same if same else theme.near
-        largest = f"{max(backend['loss'], default=0.0):.1e}" if not same else "0"
-        verdict = "the reference" if backend["verdict"] == "reference" else backend["verdict"]
+        y = 118 + 42 * place
+        verdict = backend["verdict"]
+        colour = theme.same if verdict in ("reference", "same bits") else theme.near
+        largest = {"reference": "", "same bits": "0"}.get(verdict) or f"{max(backend['loss'], default=0.0):.1e}"
         parts += [
-            f'<line x1="24" y1="{y - 22}" x2="440" y2="{y - 22}" stroke="{theme.edge}"/>',
+            f'<line x1="24" y1="{y - 27}" x2="{RIGHT}" y2="{y - 27}" stroke="{theme.edge}"/>',
             _text(24, y, _name(backend["label"]), theme.text),
-            f'<circle cx="190" cy="{y - 5}" r="5" fill="{colour}"/>',
-            _text(204, y, verdict, colour, font_weight=600),
-            _text(440, y, "" if backend["verdict"] == "reference" else largest, theme.text, text_anchor="end"),
+            f'<circle cx="244" cy="{y - 7}" r="7" fill="{colour}"/>',
+            _text(258, y, MOST_ALIKE.get(verdict, verdict), colour, font_weight=600),
+            _text(
+                RIGHT, y, "" if verdict == "reference" else largest.replace("e-0", "e-"), theme.text, text_anchor="end"
+            ),
         ]
     return parts
 
 
 def _plot(numbers: Mapping[str, Any], theme: Theme) -> list[str]:
     """Return the curves: the relative difference of each update's loss from the reference."""
-    parts = [_text(LEFT, 76, "difference of the loss from that of torch DDP, by update", theme.quiet, font_size=12)]
+    parts = [_text(24, TOP - 18, "difference of the loss from torch DDP's, by update", theme.quiet, font_size=17)]
     for exponent in EXPONENTS:
         y = _height(10.0**exponent)
-        label = "1" if exponent == 0 else f'10<tspan dy="-5" font-size="9">{exponent}</tspan>'
+        label = "1" if exponent == 0 else f'10<tspan dy="-6" font-size="12">{exponent}</tspan>'
         parts += [
             f'<line x1="{LEFT}" y1="{y:.1f}" x2="{RIGHT}" y2="{y:.1f}" stroke="{theme.edge}" stroke-dasharray="2 4"/>',
-            f'<text x="{LEFT - 8}" y="{y + 4:.1f}" text-anchor="end" font-size="11" fill="{theme.quiet}">{label}</text>',
+            f'<text x="{LEFT - 10}" y="{y + 5:.1f}" text-anchor="end" font-size="16" fill="{theme.quiet}">{label}</text>',
         ]
-    zero = BOTTOM + 18
+    zero = BOTTOM + 26
     others = [backend for backend in numbers["backends"] if backend["verdict"] not in ("reference", "same bits")]
-    parts += [
-        f'<line x1="{LEFT}" y1="{zero}" x2="{RIGHT}" y2="{zero}" stroke="{theme.same}" stroke-width="3"/>',
-        _text(LEFT - 8, zero + 4, "0", theme.quiet, font_size=11, text_anchor="end"),
-        _text(
-            RIGHT,
-            zero - 6,
-            "Horovod, DeepSpeed ZeRO: exactly 0",
-            theme.same,
-            font_size=12,
-            text_anchor="end",
-            font_weight=600,
-        ),
+    return [
+        *parts,
+        f'<line x1="{LEFT}" y1="{zero}" x2="{RIGHT}" y2="{zero}" stroke="{theme.same}" stroke-width="4"/>',
+        _text(LEFT - 10, zero + 5, "0", theme.quiet, font_size=16, text_anchor="end"),
         _curve(numbers["nudged"], theme.quiet, dashes="4 3"),
         *[_curve(backend["loss"], theme.near) for backend in others],
-        _text(RIGHT, MIDDLE, "Paddle Fleet", theme.near, font_size=12, text_anchor="end", font_weight=600),
-        _text(
-            RIGHT,
-            MIDDLE + 20,
-            "dashed: torch DDP again, its start weights moved",
-            theme.quiet,
-            font_size=12,
-            text_anchor="end",
-        ),
-        _text(RIGHT, MIDDLE + 36, "by one unit in the last place", theme.quiet, font_size=12, text_anchor="end"),
+        *_key(zero + 28, "Horovod, DeepSpeed ZeRO: exactly 0", theme.same),
+        *_key(zero + 54, "Paddle Fleet", theme.near),
+        *_key(zero + 80, "torch DDP again, nudged by one unit in the last place", theme.quiet, dashes="4 3"),
     ]
-    return parts
+
+
+def _key(y: float, words: str, colour: str, *, dashes: str = "") -> list[str]:
+    """Return a line of the key: a piece of the curve, and what it is."""
+    style = f' stroke-dasharray="{dashes}"' if dashes else ""
+    line = f'<line x1="{LEFT}" y1="{y - 6}" x2="{LEFT + 36}" y2="{y - 6}" stroke="{colour}" stroke-width="3"{style}/>'
+    return [line, _text(LEFT + 46, y, words, colour, font_size=17)]
 
 
 def _curve(values: Sequence[float], colour: str, *, dashes: str = "") -> str:
@@ -150,7 +140,7 @@ def _curve(values: Sequence[float], colour: str, *, dashes: str = "") -> str:
     points = " ".join(f"{LEFT + step * place:.1f},{_height(value):.1f}" for place, value in enumerate(values))
     style = f' stroke-dasharray="{dashes}"' if dashes else ""
     return (
-        f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="1.8" stroke-linejoin="round"{style}/>'
+        f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="2.2" stroke-linejoin="round"{style}/>'
     )
 
 
@@ -167,7 +157,7 @@ def _name(label: str) -> str:
 
 def _text(x: float, y: float, content: str, colour: str, **attributes: str | float) -> str:
     """Return a line of text; ``attributes`` are SVG's, with ``_`` for ``-``."""
-    given = {"font_size": 14, "text_anchor": "start", **attributes}
+    given = {"font_size": 20, "text_anchor": "start", **attributes}
     more = "".join(f' {name.replace("_", "-")}="{value}"' for name, value in given.items())
     return f'<text x="{x}" y="{y}" fill="{colour}"{more}>{escape(content)}</text>'
 

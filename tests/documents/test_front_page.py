@@ -34,18 +34,36 @@ def test_links_lead_somewhere_from_a_package_index_too() -> None:
     relative = [link for link in documents.links(TEXT) if "//" not in link]
     assert len(relative) > 20
     assert all(
-        link.startswith("https://")
+        link.startswith(("https://", "#"))
         for link in documents.links(absolute_links.absolute(TEXT, address="https://a", version="1"))
     )
 
 
-def test_the_clone_line_has_the_address_of_pyproject() -> None:
+def test_no_page_names_an_address_that_nobody_can_clone() -> None:
     address = PROJECT["urls"]["Repository"]
     assert all(url.startswith(address) for url in PROJECT["urls"].values())
-    assert re.findall(r"\$ git clone (\S+) && cd mtrain$", TEXT, re.MULTILINE) == [address]
     host = address.split("/")[2]
-    elsewhere = [page.name for page in documents.documents() if page != README and host in page.read_text("utf-8")]
-    assert not elsewhere, "README.md and pyproject.toml alone name it"
+    naming = [page.name for page in documents.documents() if host in page.read_text("utf-8")]
+    assert not naming, "pyproject.toml alone names it; pages say: in a clone of this repository"
+
+
+def test_the_first_screen_says_what_it_is_for_where_it_runs_and_where_to_start() -> None:
+    first = TEXT[: TEXT.index("\n## ")]
+    places = [
+        first.index(words)
+        for words in (
+            "change\nthe training backend",
+            "not yet run on a GPU",
+            "compare-light.svg",
+            "$ make demo",
+            "| I want to ... |",
+        )
+    ]
+    assert places == sorted(places)
+    rows = re.findall(r"^\| (?!I want|---)[^|]+ \| .*\]\(.*$", first, re.MULTILINE)
+    assert 5 <= len(rows) <= 8
+    measured = TEXT[TEXT.index("## Measured") : TEXT.index("## Models")]
+    assert len(re.findall(r"^\| [^|-][^|]* \| \[[\d.e-]+(?: s)?\]\([^)]+\) \|$", measured, re.MULTILINE)) == 5
 
 
 @pytest.mark.parametrize("theme", compare_picture.THEMES)
