@@ -13,6 +13,7 @@ from mtrain.spec import outputs, terminal
 
 if TYPE_CHECKING:
     from mtrain.spec.config import Loaded
+    from mtrain.spec.model import Spec
 
 
 @click.command("import", cls=JobCommand)
@@ -175,12 +176,10 @@ def _option_lines(loaded: "Loaded", path: str) -> list[str]:
 
 @config.command(examples=(("mtrain config schema > spec.schema.json", "for an editor"),))
 @click.option("-c", "--config", metavar="SPEC", help="Only what this spec may hold, for its task.")
-@click.option("--markdown", is_flag=True, help="A reference to read instead of a JSON schema.")
-def schema(*, config: str | None, markdown: bool) -> None:
-    """Print what a spec may hold: what all of them have, and what each installed task adds."""
+def schema(*, config: str | None) -> None:
+    """Print a JSON schema of what a spec may hold: what all of them have, and what each installed task adds."""
     import json
 
-    from mtrain.commands import reference
     from mtrain.spec.building import Tasks
 
     if config is None:
@@ -188,11 +187,17 @@ def schema(*, config: str | None, markdown: bool) -> None:
     else:
         spec = load_job({"config": config}).spec
         schemas = {spec.task: type(spec)}
-    if not markdown:
-        terminal.say(json.dumps(reference.json_schema(schemas), indent=2))
-        return
-    for line in reference.markdown(schemas):
-        terminal.say(line)
+    terminal.say(json.dumps(_json_schema(schemas), indent=2))
+
+
+def _json_schema(schemas: "Mapping[str, type[Spec]]") -> dict[str, Any]:
+    """Return a JSON schema that accepts the specs of each task in ``schemas``."""
+    definitions, kinds = {}, []
+    for task, schema in schemas.items():
+        described = schema.model_json_schema(ref_template=f"#/$defs/{task}/{{model}}")
+        definitions[task] = described.pop("$defs")
+        kinds.append({**described, "title": f"spec of a job of the task {task}"})
+    return {"title": "spec of a job", "anyOf": kinds, "$defs": definitions}
 
 
 @config.command(examples=(("mtrain config validate spec.yml", "every mistake, with its line"),))

@@ -1,7 +1,7 @@
 """The core's schema of a spec: the keys that every job's YAML file may contain, with defaults, units and ranges.
 
-Each section of the file has a class. Every key has a description, from which ``mtrain config schema`` makes the
-reference. A task adds keys and sections of its own (``building.py``). Nothing here reads a file (``config.py`` does) or
+Each section of the file has a class. Every key has a description, which ``config explain`` and docs/spec.md show;
+a task adds keys and sections of its own (``building.py``). Nothing here reads a file (``config.py`` does) or
 imports a framework.
 """
 
@@ -43,25 +43,21 @@ class ModelSpec(Section):
     """The network, and the weights that it starts from."""
 
     name: Annotated[str, references.May()] = Field(
-        default="yolov5n",
-        description="a plugin of kind `models`: see `mtrain plugins list`; or a class of your own, PATH.py:Name or "
-        "package.module:Name",
+        default="yolov5n", description="a plugin of kind `models`, or PATH.py:Name"
     )
     weights: PathText | None = Field(
         default=None,
-        description="what to start from (.safetensors, .pdparams, .pt, DCP folder, checkpoint, run); entries that fit are "
-        "taken, the others are reported",
+        description="start weights (.safetensors, .pdparams, .pt, DCP folder, checkpoint, run); entries that fit are "
+        "taken",
     )
     weights_key: str | None = Field(
         default=None,
-        description="which of several sets of weights in that file is meant, such as teacher; null: averaged ones, else the "
-        "usual key, else the only set",
+        description="which set of weights in that file, such as teacher; null: averaged ones, else the usual key, "
+        "else the only set",
     )
-    options: dict[str, Any] = Field(default_factory=dict, description="the model plugin's own options")
+    options: dict[str, Any] = Field(default_factory=dict, description="the model's own options")
     pruned: dict[str, Annotated[list[Positive], Field(min_length=1, max_length=2)]] | None = Field(
-        default=None,
-        description="sizes of the layers that `mtrain prune` has made smaller, as it writes them: [inputs, outputs] of a "
-        "convolution or linear layer, [channels] of a BatchNorm; null: every layer is as the model has it",
+        default=None, description="sizes of the layers that `mtrain prune` has made smaller, as it writes them"
     )
 
     @property
@@ -77,30 +73,25 @@ class DataSpec(Section):
     """
 
     format: Annotated[str, references.May()] = Field(
-        default="digits",
-        description="a plugin of kind `datasets`: see `mtrain plugins list`; or a data set of your own, PATH.py:Name or "
-        "package.module:Name",
+        default="digits", description="a plugin of kind `datasets`, or PATH.py:Name"
     )
     root: PathText | None = Field(
         default=None, description="folder of the data set; null: where the plugin keeps its own"
     )
     train: PathText | None = Field(
         default=None,
-        description="the training split: a file, folder or list, as the format has it (docs/data.md); null: the format's "
-        "usual place",
+        description="the training split: a file, folder or list (docs/data.md); null: the format's usual place",
     )
-    val: PathText | None = Field(default=None, description="the same for the evaluation split")
+    val: PathText | None = Field(default=None, description="the evaluation split")
     images: PathText | None = Field(default=None, description="folder of the images; null: the format's usual place")
     names: list[str] | None = Field(default=None, description="class names in label order; null: as the data set says")
-    options: dict[str, Any] = Field(default_factory=dict, description="the data set plugin's own options")
+    options: dict[str, Any] = Field(default_factory=dict, description="the data set's own options")
     workers: Annotated[int, Field(ge=0, le=1024)] | Literal["auto"] = Field(
         default="auto",
-        description="loader processes per rank; 0: in the rank itself; auto: the host's cores divided by its ranks, less one, "
-        "as far as memory allows",
+        description="loader processes per rank; 0: in the rank itself; auto: by cores, ranks and memory of the host",
     )
     prefetch: Positive | Literal["auto"] = Field(
-        default="auto",
-        description="micro batches prepared ahead per rank; auto: as many as are used in 2 s, 4 to 64, as far as memory allows",
+        default="auto", description="micro batches prepared ahead per rank; auto: those of 2 s, 4 to 64"
     )
 
     @property
@@ -112,8 +103,8 @@ class DataSpec(Section):
 class BackendSpec(Section):
     """The backend that trains."""
 
-    name: str = Field(default="ddp", description="a plugin of kind `backends`: see `mtrain plugins list`")
-    options: dict[str, Any] = Field(default_factory=dict, description="the backend plugin's own options")
+    name: str = Field(default="ddp", description="a plugin of kind `backends`")
+    options: dict[str, Any] = Field(default_factory=dict, description="the backend's own options")
     python: PathText | None = Field(
         default=None, description="interpreter of the ranks; null: the one that runs mtrain"
     )
@@ -122,35 +113,28 @@ class BackendSpec(Section):
 class LauncherSpec(Section):
     """The launcher, which starts the ranks of one host."""
 
-    name: str = Field(
-        default="auto",
-        description="a plugin of kind `launchers`: see `mtrain plugins list`; auto: as the backend needs",
-    )
-    options: dict[str, Any] = Field(default_factory=dict, description="the launcher plugin's own options")
+    name: str = Field(default="auto", description="a plugin of kind `launchers`; auto: as the backend needs")
+    options: dict[str, Any] = Field(default_factory=dict, description="the launcher's own options")
 
 
 class HangSpec(Section):
     """Ranks that hang: after how long something is said of it, and after how long the job ends. null: never."""
 
     stopped_s: Seconds | None = Field(
-        default=10.0, description="seconds after which a rank, or a child of one, that was stopped by a signal is named"
+        default=10.0, description="a rank, or a child of one, that a signal has stopped is named"
     )
     still_s: Seconds | None = Field(
-        default=45.0,
-        description="seconds without progress in which no rank takes 5 % of a core, after which is said who waits where",
+        default=45.0, description="no progress, and no rank takes 5 % of a core: who waits where is reported"
     )
     slow_s: Seconds | None = Field(
         default=60.0,
-        description="the same where some ranks compute, or where ranks poll while they wait (Horovod, GPUs), and ten times as long as "
-        "it ever took before: a remark",
+        description="no progress while ranks compute or poll (Horovod, GPUs), for ten times as long as ever: a remark",
     )
-    lock_s: Seconds | None = Field(
-        default=20.0, description="seconds in which all ranks wait for the lock of a build that nobody makes"
-    )
+    lock_s: Seconds | None = Field(default=20.0, description="all ranks wait for the lock of a build that nobody makes")
     end_s: Seconds | Literal["auto"] | None = Field(
         default="auto",
-        description="seconds after which a job ends of which a rank is stopped, or nothing moves; auto: 600, and never for a script "
-        "that does not import mtrain",
+        description="the job ends if a rank is stopped or nothing moves; auto: 600, never for a script that does not "
+        "import mtrain",
     )
 
 
@@ -159,94 +143,68 @@ class ClusterSpec(Section):
 
     name: str = Field(
         default="auto",
-        description="what brings the job to the hosts, a plugin of kind `clusters`. ssh: this command starts all hosts; "
-        "auto: this host alone, or several hosts that are each started by hand with the same command; manual: print "
-        "that command for each",
+        description="a plugin of kind `clusters`. auto: this host, or the same command typed on each host; ssh: this "
+        "command starts all; manual: print the command for each",
     )
-    options: dict[str, Any] = Field(default_factory=dict, description="the cluster plugin's own options")
-    ips: list[HostName] = Field(
-        default_factory=list, description="addresses of the hosts, the first is the master; empty: this machine"
-    )
+    options: dict[str, Any] = Field(default_factory=dict, description="the cluster's own options")
+    ips: list[HostName] = Field(default_factory=list, description="addresses of the hosts; empty: this machine")
     nodes: PerHost | None = Field(
-        default=None,
-        description="number of hosts to ask a scheduler for, where none is named; null: as many as ips, or one",
+        default=None, description="hosts to ask a scheduler for; null: as many as ips, or one"
     )
     min_nodes: PerHost | None = Field(
-        default=None,
-        description="an elastic job goes on while at least this many of its hosts are there, and takes the others back; "
-        "null: all of them are needed",
+        default=None, description="hosts that an elastic job needs (docs/elastic.md); null: all"
     )
     shards: PerHost | None = Field(
         default=None,
-        description="equal parts of each micro batch of the job, on which alone its results depend, whoever computes "
-        "them; null: one per rank, in an elastic job one per rank of all its hosts",
+        description="equal parts of each micro batch of the job, on which alone its results depend; null: one per "
+        "rank of all hosts",
     )
     sharing: Literal["auto", "ranks", "passes"] = Field(
         default="auto",
-        description="how shards come to fewer hosts. ranks: each host starts more ranks, one per shard, to the same bits; "
-        "passes: a rank computes several shards, one after the other; auto: ranks on CPUs, passes on devices",
+        description="on fewer hosts. ranks: more ranks on each, to the same bits; passes: a rank computes several "
+        "shards; auto: ranks on CPUs, passes on devices",
     )
     nproc_per_node: PerHost | Literal["auto"] = Field(
         default="auto", description="ranks per host; auto: one per device, on CPU one"
     )
-    slots: list[PerHost] | None = Field(
-        default=None, description="ranks on each of ips, where they differ (a:2,b:4); null: nproc_per_node on each"
-    )
+    slots: list[PerHost] | None = Field(default=None, description="ranks on each of ips, if they differ (a:2,b:4)")
     devices: DeviceNumbers | None = Field(default=None, description="numbers of the GPUs on every host; null: all")
-    node_rank: int | None = Field(
-        default=None, ge=0, description="this host's place in ips; null: found from its addresses"
-    )
+    node_rank: int | None = Field(default=None, ge=0, description="this host's place in ips; null: by its addresses")
     master_addr: HostName | None = Field(default=None, description="null: the first of ips, or 127.0.0.1")
     master_port: Port | Literal["auto"] = Field(
-        default="auto", description="rendezvous port of the ranks on the first host; auto: one that is free there"
+        default="auto", description="port of the ranks' rendezvous on the first host; auto: a free one"
     )
     control_port: Port | Literal["auto"] = Field(
-        default="auto",
-        description="where hosts that are started by hand meet, on the first one; auto: master_port + 1, or 29501",
+        default="auto", description="port where hosts started by hand meet; auto: master_port + 1, or 29501"
     )
-    start_port: Port | Literal["auto"] = Field(
-        default="auto", description="first port of the ranks, for stacks that need one per rank"
-    )
+    start_port: Port | Literal["auto"] = Field(default="auto", description="first port of the ranks, if each needs one")
     interface: str | None = Field(
-        default=None, description="network interface of the collectives; null: the one that owns this host's address"
+        default=None, description="network interface of the collectives; null: that of this host's address"
     )
     forward_env: list[str] = Field(
-        default_factory=list,
-        description="further environment variables, NAME or NAME*, that the cluster `ssh` passes on to the other hosts",
+        default_factory=list, description="further environment variables for other hosts, NAME or NAME*"
     )
-    failure_timeout_s: int = Field(
-        default=60,
-        ge=4,
-        description="seconds within which a job ends when one of several hosts is silent or never joins",
-    )
+    failure_timeout_s: int = Field(default=60, ge=4, description="a job ends when a host is silent for so long")
     join_timeout_s: int | None = Field(
-        default=None,
-        ge=4,
-        description="seconds within which every host must have joined before the job starts; null: failure_timeout_s. "
-        "For hosts that a scheduler starts one after the other",
+        default=None, ge=4, description="within which every host must have joined; null: failure_timeout_s"
     )
     grace_s: int = Field(
         default=20,
         ge=1,
-        description="seconds that ranks have after SIGTERM to reach the end of an update and to collect their state; those "
-        "that hang are then ended. Writing the last checkpoint is not cut off",
+        description="after SIGTERM, for the rest of an update and to collect the state; writing the checkpoint is not"
+        " cut off",
     )
     max_restarts: int = Field(
-        default=0, ge=0, description="times the job is started again from its newest checkpoint after a failure"
+        default=0, ge=0, description="times a failed job is started again from its newest checkpoint"
     )
     threads: PerHost | Literal["auto"] = Field(
-        default="auto",
-        description="CPU threads per rank; auto: the cores of the host among its ranks, in an elastic job 1",
+        default="auto", description="CPU threads per rank; auto: the host's cores among its ranks, in an elastic job 1"
     )
     log_dir: PathText | None = Field(
         default=None, description="folder of the per-rank logs; null: logs/ in the run folder"
     )
 
-    rejoin_s: int = Field(
-        default=5,
-        ge=0,
-        description="seconds that an elastic job waits for hosts that were lost before it goes on without them",
-    )
+    rejoin_s: int = Field(default=5, ge=0, description="time that an elastic job waits for lost hosts")
     hangs: HangSpec = Field(default=HangSpec(), description="ranks that hang: when it is said, and when the job ends")
 
     @property
@@ -258,25 +216,17 @@ class ClusterSpec(Section):
 class EvaluateSpec(Section):
     """How often and in what way the evaluation split is scored."""
 
-    enabled: bool = Field(
-        default=True,
-        description="false: training needs no evaluation split, nothing is scored, and the last checkpoint counts as "
-        "best",
-    )
+    enabled: bool = Field(default=True, description="false: nothing is scored, and the last checkpoint counts as best")
     every_epochs: Positive | None = Field(default=1, description="null: only at the end")
     every_updates: Positive | None = Field(default=None, description="instead of every_epochs")
     batch_size: Positive | None = Field(
         default=None, description="samples per rank and forward pass; null: the micro batch"
     )
     augment: bool = Field(
-        default=False,
-        description="predict on varied copies of each sample too (mirrored, smaller), and join the predictions (test-time "
-        "augmentation): slower, and often better",
+        default=False, description="test-time augmentation: also predict on mirrored and smaller copies"
     )
     at_end: bool = Field(default=True, description="score the last weights, whatever every_epochs says")
-    score: str | None = Field(
-        default=None, description="the metric to maximise, as evaluations name it; null: the task's own"
-    )
+    score: str | None = Field(default=None, description="the metric to maximise; null: the task's own")
 
 
 class CheckpointSpec(Section):
@@ -288,25 +238,19 @@ class CheckpointSpec(Section):
         default=None, description="one when this many minutes have passed"
     )
     keep_last: Positive = Field(default=2, description="newest ones kept")
-    keep_best: int = Field(
-        default=1, ge=0, description="best ones kept besides, by evaluate.score; of equal ones the first"
-    )
+    keep_best: int = Field(default=1, ge=0, description="best ones kept besides, by evaluate.score")
     asynchronous: bool = Field(default=True, description="write while training goes on")
     copy_to: Annotated[str, AfterValidator(as_validator(checked_address)), AfterValidator(checked_path)] | None = Field(
         default=None,
-        description="where each checkpoint is copied to as well, in the background: s3://bucket/prefix, file:///mnt/backup, or "
-        "any other address of fsspec, without a password; the run's name is added. null: nowhere",
+        description="where each checkpoint is copied to: s3://bucket/prefix, file:///mnt/backup, or another address "
+        "of fsspec",
     )
-    copies_kept: Positive = Field(
-        default=2, description="newest copies kept at copy_to, and keep_best of the best besides"
-    )
+    copies_kept: Positive = Field(default=2, description="newest copies kept, and keep_best of the best")
     copy_check: Literal["read", "size"] = Field(
-        default="read",
-        description="how a copy is verified: read, every byte is read back and its SHA-256 compared; size, sizes alone",
+        default="read", description="read: every byte is read back and its SHA-256 compared; size: sizes alone"
     )
     copy_timeout_s: Annotated[float, Field(gt=0)] = Field(
-        default=1800.0,
-        description="seconds in which nothing of a copy arrives, before it is given up; a copy that goes on may take any time",
+        default=1800.0, description="a copy is given up if nothing of it arrives for so long"
     )
 
 
@@ -318,57 +262,38 @@ class ReportSpec(Section):
     )
     dir: PathText = Field(default="runs", description="where run folders are made")
     every_updates: Positive = Field(default=1, description="one record of losses per this many updates")
-    tensorboard: bool = Field(
-        default=True, description="write TensorBoard events: short for the reporter `tensorboard`"
-    )
+    tensorboard: bool = Field(default=True, description="write TensorBoard events")
     reporters: Annotated[dict[str, dict[str, Any] | bool], references.May()] = Field(
         default_factory=dict,
-        description="what else receives the records, by name: plugins of kind `reporters` (csv, mlflow ...), or a class or "
-        "function of your own, PATH.py:Name; each with its options, or true, or false to leave it out",
+        description="plugins of kind `reporters` (csv, mlflow ...) or PATH.py:Name, each with its options, true, or "
+        "false (docs/reporters.md)",
     )
     plots: bool = Field(default=True, description="results.png, val_batch.jpg, inputs.jpg and report.html")
     trace: Literal["none", "traffic", "state"] = Field(
         default="none",
-        description="what `mtrain compare` has the ranks record after every update: traffic, the bytes sent and the "
-        "seconds waited for each other so far; state, the bytes, and digests of samples, weights, averages and moments",
+        description="recorded after every update: traffic, bytes sent and seconds waited; state, these, and digests "
+        "of samples, weights, averages and moments",
     )
-    stragglers: bool = Field(
-        default=True,
-        description="name the ranks that the others wait for, as a warning and in the records of updates; for ranks on CPUs",
-    )
+    stragglers: bool = Field(default=True, description="name the ranks that the others wait for, on CPUs")
     profile: Annotated[list[Positive], Field(min_length=2, max_length=2), AfterValidator(_is_range)] | None = Field(
-        default=None,
-        description="the first and the last update of which each rank writes a profile, profile/rank-N.json in the run folder, "
-        "for example [10, 12]; null: none",
+        default=None, description="first and last update of which each rank writes profile/rank-N.json"
     )
     peak_tflops: float | None = Field(
         default=None,
         gt=0,
-        description="floating-point operations per second of one device at the precision of training, in 10^12, for the "
-        "utilisation (MFU) of language models; null: the published one for bf16 on an A100, H100 or H200, else none is shown",
+        description="peak of one device in 10^12 operations per second, for the MFU of language models; null: the "
+        "published one of an A100, H100 or H200",
     )
     log_mb: Positive | None = Field(
-        default=64,
-        description="largest size of the log of a rank or of a starter, in units of 2^20 bytes: of a longer one, the first quarter "
-        "and the newest lines are kept; null: logs are kept whole",
+        default=64, description="largest log in MiB: of a longer one, the first quarter and the newest lines are kept"
     )
-    all_ranks: bool = Field(
-        default=False,
-        description="of a script: show what every rank prints, each line with the number of its rank; false: what rank 0 prints",
-    )
-    metrics_port: Port | None = Field(
-        default=None,
-        description="port of every host at which Prometheus can read the progress of a training job; null: none is opened",
-    )
+    all_ranks: bool = Field(default=False, description="of a script: show what every rank prints, not rank 0 alone")
+    metrics_port: Port | None = Field(default=None, description="port of every host for Prometheus")
     metrics_address: Annotated[str, AfterValidator(checked_listener)] = Field(
-        default="127.0.0.1",
-        description="address at which that port is opened; `host`: the address of each host in the job; 0.0.0.0: all "
-        "addresses of the host",
+        default="127.0.0.1", description="its address; `host`: that of each host in the job; 0.0.0.0: all"
     )
     display: Literal["auto", "rich", "plain", "quiet", "verbose"] = Field(
-        default="auto",
-        description="progress on the console; auto: rich on a terminal, one live output in a notebook, plain lines "
-        "elsewhere; verbose: a line for every update",
+        default="auto", description="progress on the console; verbose: a line for every update"
     )
 
     def times_waits(self, ranks: int) -> bool:
@@ -401,6 +326,5 @@ class Spec(Section):
     checkpoint: CheckpointSpec = Field(default=CheckpointSpec(), description="checkpoints: how often, how many")
     report: ReportSpec = Field(default=ReportSpec(), description="run folder, progress display, records")
     plugins: PathText | None = Field(
-        default=None,
-        description="a plugins.toml with local plugins; null: the one beside the spec, else in the current directory",
+        default=None, description="a plugins.toml; null: the one beside the spec, else in the current folder"
     )

@@ -22,26 +22,18 @@ Split = Annotated[str, AfterValidator(_is_split)]
 class ParallelSpec(Section):
     """The mesh of ranks: replicate x shard x tensor x pipeline. Ranks with consecutive numbers are of one tensor group."""
 
-    replicate: Positive = Field(
-        default=1, description="groups of ranks that each hold the whole model among them (hybrid sharding, HSDP)"
-    )
+    replicate: Positive = Field(default=1, description="groups of ranks that each hold the whole model (HSDP)")
     shard: Positive | None = Field(
         default=None, description="ranks among which a group splits every array; null: all ranks that remain"
     )
-    tensor: Positive = Field(
-        default=1,
-        description="ranks that compute the same samples together, each a part of every layer (tensor parallelism)",
-    )
+    tensor: Positive = Field(default=1, description="ranks that share every layer (tensor parallelism)")
     sequence: bool = Field(
-        default=False,
-        description="between the layers that a tensor group shares, each of its ranks keeps a part of every text (sequence "
-        "parallelism)",
+        default=False, description="a tensor group shares the texts between those layers (sequence parallelism)"
     )
-    pipeline: Positive = Field(default=1, description="stages one after the other, each with a part of the layers")
+    pipeline: Positive = Field(default=1, description="stages, each with a part of the layers")
     plan: dict[str, Split] = Field(
         default_factory=dict,
-        description="how a tensor group shares layers, by patterns of their names, for example {'layers.*.mlp.up_proj': "
-        "colwise}; empty: the model's own plan",
+        description="how layers are shared, such as {'layers.*.mlp.up_proj': colwise}; empty: the model's own plan",
     )
 
     @property

@@ -11,13 +11,9 @@ class EmaSpec(Section):
     """Exponential moving average of the weights, which is evaluated and exported in their place."""
 
     decay: float = Field(default=0.9999, ge=0, lt=1, description="per update; 0: no average")
-    ramp: float = Field(
-        default=2000.0, ge=0, description="updates over which the decay rises: decay * (1 - exp(-k / ramp))"
-    )
+    ramp: float = Field(default=2000.0, ge=0, description="the decay is decay * (1 - exp(-update / ramp))")
     rule: Literal["ramp", "threshold"] = Field(
-        default="ramp",
-        description="ramp: YOLOv5's, see `ramp`; threshold: PaddleDetection's, min(decay, (1 + k) / (10 + k)), "
-        "corrected for its start",
+        default="ramp", description="ramp: YOLOv5's; threshold: PaddleDetection's"
     )
 
 
@@ -27,9 +23,7 @@ class QuantiseSpec(Section):
     start: int = Field(
         default=0, ge=0, description="update from which ranges of inputs are observed; the next ones round"
     )
-    freeze: int | None = Field(
-        default=None, ge=1, description="update from which the ranges stay as they are; null: they move to the end"
-    )
+    freeze: int | None = Field(default=None, ge=1, description="update from which the ranges stay")
     exclude: list[Pattern] = Field(default_factory=list, description="regexes of names of layers that are not rounded")
 
     @model_validator(mode="after")
@@ -45,28 +39,16 @@ class DistilSpec(Section):
     """Imitation of a trained model, the teacher, while training."""
 
     teacher: str | None = Field(
-        default=None,
-        description="what to imitate: a run folder (its best checkpoint), a checkpoint, or a file of weights; it must be given",
+        default=None, description="required: a run folder (its best checkpoint), a checkpoint, or a file of weights"
     )
-    model: str | None = Field(
-        default=None,
-        description="the teacher's model, where `teacher` is a file of weights; null: the teacher's run says it",
-    )
+    model: str | None = Field(default=None, description="the teacher's model, if `teacher` is a file of weights")
     options: dict[str, Any] = Field(default_factory=dict, description="options of that `model`")
-    labels: float = Field(default=1.0, ge=0, description="factor of the model's own loss, on the labels of the data")
-    outputs: float = Field(
-        default=1.0,
-        ge=0,
-        description="factor of the difference of the outputs: of probabilities, or of what else the models predict",
-    )
+    labels: float = Field(default=1.0, ge=0, description="factor of the model's own loss")
+    outputs: float = Field(default=1.0, ge=0, description="factor of the difference of the outputs")
     features: float = Field(
         default=0.0, ge=0, description="factor of the difference of the attention maps (not for vision transformers)"
     )
-    temperature: float = Field(
-        default=4.0,
-        gt=0,
-        description="number by which class logits are divided before they are compared as probabilities",
-    )
+    temperature: float = Field(default=4.0, gt=0, description="divides class logits before they are compared")
 
     @model_validator(mode="after")
     def _something_counts(self) -> Self:
@@ -91,18 +73,12 @@ class PruneSpec(Section):
     sparsity: float = Field(
         default=0.0, ge=0, lt=1, description="share of each pruned array that is 0 at the end; 0: no masks"
     )
-    match: Pattern = Field(
-        default="",
-        description="regex searched in the names of trained arrays with two or more axes; '' takes all of them",
-    )
-    start: Fraction = Field(default=0.0, description="where in the job the share of zeros begins to rise, 0 to 1")
+    match: Pattern = Field(default="", description="regex in the names of arrays with two or more axes; '' takes all")
+    start: Fraction = Field(default=0.0, description="where in the job the share of zeros begins to rise")
     end: Fraction = Field(default=0.75, description="where in the job it reaches `sparsity`")
     every_updates: Positive = Field(default=10, description="updates from one choice of zeros to the next")
     norm_l1: float = Field(
-        default=0.0,
-        ge=0,
-        description="weight of the L1 penalty on the scales of BatchNorms, for `mtrain prune --by bn` afterwards; applied after "
-        "each update as soft thresholding, times the learning rate",
+        default=0.0, ge=0, description="L1 penalty on the scales of BatchNorms, for `mtrain prune --by bn`"
     )
 
     @model_validator(mode="after")
@@ -119,25 +95,24 @@ class TrainSpec(Section):
     updates: Positive | None = Field(default=None, description="optimizer steps in all; give this or `epochs`")
     batch_size: Positive = Field(default=16, description="GLOBAL batch: samples per update over all ranks")
     reference_batch_size: Positive = Field(
-        default=64, description="the global batch for which learning rate and weight decay are given"
+        default=64, description="batch for which learning rate and weight decay are given"
     )
     learning_rate_scaling: Literal["none", "linear", "sqrt", "yolov5"] = Field(
         default="none",
-        description="none: learning rate as written; linear, sqrt: learning rate x (batch/reference) or its root; "
-        "yolov5: learning rate as written, weight decay x batch/reference",
+        description="linear, sqrt: learning rate x (batch/reference) or its root; yolov5: weight decay x batch/reference",
     )
     accumulate: Positive | Literal["auto"] = Field(
         default="auto", description="micro batches per update; auto: as few as max_micro_batch allows"
     )
     max_micro_batch: Positive | Literal["auto"] | None = Field(
         default=None,
-        description="largest micro batch of one rank that `accumulate: auto` may choose; null: no limit; auto: the largest that "
-        "fits into memory, measured once before the run starts, see docs/memory.md",
+        description="largest micro batch of one rank; null: no limit; auto: the largest that fits into memory, "
+        "measured before the run (docs/memory.md)",
     )
     precision: Literal["fp32", "bf16", "fp16", "fp64", "auto"] = Field(
         default="fp32",
-        description="of the forward and backward pass; auto: bf16 if the devices of all ranks are faster with it (CUDA with "
-        "compute capability 8 or newer), else fp32; fp64 is for proofs of equality",
+        description="of the forward and backward pass; auto: bf16 on CUDA devices of compute capability 8 or newer, "
+        "else fp32",
     )
     clip_norm: float | None = Field(
         default=10.0, gt=0, description="largest global L2 norm of the gradient; null: no limit"
@@ -146,23 +121,20 @@ class TrainSpec(Section):
     distil: DistilSpec | None = Field(
         default=None, description="imitate a trained model: `{teacher: runs/big}`; null: learn from labels alone"
     )
-    sync_batchnorm: bool = Field(default=False, description="BatchNorm statistics over all ranks; works on CPU too")
+    sync_batchnorm: bool = Field(default=False, description="BatchNorm statistics over all ranks")
     quantise: QuantiseSpec | None = Field(
         default=None, description="learn weights and ranges for 8-bit integers; null: no rounding"
     )
     seed: int = Field(default=0, ge=0, lt=2**31, description="of weights, order and augmentation")
     channels_last: bool | Literal["auto"] = Field(
-        default="auto",
-        description="memory layout of torch's convolutions; false: contiguous; auto: the fastest known for the device",
+        default="auto", description="memory layout of torch's convolutions; auto: the fastest known"
     )
     kernels: Literal["auto", "framework"] = Field(
-        default="auto",
-        description="auto: mtrain's own kernels for the CPU where a C compiler is there; framework: the framework's alone",
+        default="auto", description="auto: mtrain's own kernels for the CPU, if there is a C compiler"
     )
     compile: bool | Literal["blocks"] = Field(
         default=False,
-        description="compile the model where the framework can; blocks: each of the blocks that the model names, which share "
-        "what is compiled, so that deep models start soon",
+        description="compile the model; blocks: each of the blocks that the model names, so that deep models start soon",
     )
     freeze: list[Pattern] = Field(default_factory=list, description="regexes of parameter names that are not trained")
     prune: PruneSpec | None = Field(
@@ -170,15 +142,13 @@ class TrainSpec(Section):
     )
     recompute: bool | list[Pattern] = Field(
         default=False,
-        description="compute inner results of blocks again in the backward pass, for less memory and the same bits: true: "
-        "the blocks that the model names; or regexes of names of its submodules; see docs/memory.md",
+        description="compute inner results again in the backward pass, for less memory and the same bits; true: of "
+        "the blocks that the model names; or regexes of submodules (docs/memory.md)",
     )
     patience: Positive | None = Field(
         default=None, description="stop after this many evaluations without a better score"
     )
-    max_nonfinite: Positive = Field(
-        default=20, description="stop with an error after this many non-finite updates in a row"
-    )
+    max_nonfinite: Positive = Field(default=20, description="stop after this many non-finite updates in a row")
 
     @model_validator(mode="after")
     def _length_is_given_once(self) -> Self:
@@ -203,13 +173,11 @@ def both_lengths(epochs: Any, updates: Any) -> str:
 class GroupSpec(Section):
     """Parameters that share options. A parameter belongs to the first group whose regex is found in its name."""
 
-    match: Pattern = Field(description="regex searched in the parameter name; '' takes all")
+    match: Pattern = Field(description="regex in the parameter name; '' takes all")
     learning_rate_factor: float = Field(default=1.0, ge=0, description="times the learning rate")
     weight_decay: float | None = Field(default=None, ge=0, description="null: the optimizer's")
     warmup_from: float | None = Field(
-        default=None,
-        ge=0,
-        description="learning rate at update 0 of the warm-up; null: schedule.warmup.learning_rate_from",
+        default=None, ge=0, description="learning rate at update 0; null: schedule.warmup.learning_rate_from"
     )
 
 
@@ -217,32 +185,25 @@ class OptimizerSpec(Section):
     """The rule that turns gradients into weights."""
 
     rule: Literal["sgd", "adam", "adamw", "lion", "rmsprop", "lamb", "muon"] = Field(
-        default="sgd",
-        description="sgd with momentum, adam, adamw (decoupled weight decay), lion, rmsprop, lamb, or muon; the "
-        "last two need a backend that keeps arrays whole; see docs/backends.md",
+        default="sgd", description="lamb and muon need a backend that keeps arrays whole (docs/backends.md)"
     )
     learning_rate: float = Field(default=0.01, gt=0, description="learning rate after warm-up, before the schedule")
     momentum: float = Field(default=0.937, ge=0, lt=1, description="sgd, rmsprop and muon: momentum; others: beta1")
-    nesterov: bool = Field(default=True, description="sgd and muon: look ahead along the momentum")
+    nesterov: bool = Field(default=True, description="of sgd and muon")
     weight_decay: float = Field(default=0.0005, ge=0, description="of the groups that do not give their own")
     beta2: float = Field(
         default=0.999,
         ge=0,
         lt=1,
-        description="decay of the squared gradient; lion: of the mean. Usual are 0.999 for adam, adamw and lamb, 0.99 for lion "
-        "and rmsprop",
+        description="decay of the squared gradient; lion: of the mean. Usual: 0.999; 0.99 for lion and rmsprop",
     )
     beta1: float = Field(default=0.9, ge=0, lt=1, description="muon: beta1 of the arrays that adamw trains")
     adamw: list[Pattern] = Field(
         default_factory=lambda: ["(?<![a-z])emb", "wte|wpe", "(?<![a-z])head(?![a-z])", "classifier"],
-        description="muon: regexes of the names of matrices that adamw trains all the same, embeddings and heads; arrays with another "
-        "number of axes always are",
+        description="muon: regexes of matrices that adamw trains, embeddings and heads; arrays with another number of"
+        " axes always are",
     )
-    eps: float = Field(
-        default=1e-8,
-        gt=0,
-        description="added to the root of the squared gradient; lion: unused. Usual is 1e-6 for lamb",
-    )
+    eps: float = Field(default=1e-8, gt=0, description="added to the root of the squared gradient; lamb: usually 1e-6")
     groups: list[GroupSpec] = Field(
         default_factory=lambda: [
             GroupSpec(match=r"\.bias$", weight_decay=0.0),
@@ -256,23 +217,15 @@ class OptimizerSpec(Section):
 class WarmupSpec(Section):
     """Linear rise of learning rate and momentum at the start, as long as `epochs` or `updates` says, or the larger of both."""
 
-    epochs: float | None = Field(
-        default=3.0, ge=0, description="length in epochs; where `updates` alone is given, that is the length"
-    )
-    updates: int | None = Field(
-        default=100, ge=0, description="length in updates; where `epochs` alone is given, that is the length"
-    )
+    epochs: float | None = Field(default=3.0, ge=0, description="length in epochs, unless `updates` alone is given")
+    updates: int | None = Field(default=100, ge=0, description="length in updates, unless `epochs` alone is given")
     learning_rate_from: float = Field(default=0.0, ge=0, description="learning rate at update 0")
     momentum_from: float | None = Field(
-        default=None,
-        ge=0,
-        lt=1,
-        description="sgd and rmsprop: momentum at update 0; null: no warm-up of momentum. Other rules keep their betas",
+        default=None, ge=0, lt=1, description="sgd and rmsprop: momentum at update 0; null: no warm-up of it"
     )
     before_curve: bool = Field(
         default=False,
-        description="true: the curve begins after the warm-up, which rises to the curve's first value, and ends at the "
-        "same horizon (PaddleDetection); false: both begin at update 0 (YOLOv5)",
+        description="true: the curve begins after the warm-up (PaddleDetection); false: both begin at update 0 (YOLOv5)",
     )
 
     @model_validator(mode="before")
@@ -291,21 +244,14 @@ class ScheduleSpec(Section):
     name: Literal["cosine", "linear", "polynomial", "exponential", "step", "one_cycle", "constant"] = Field(
         default="linear", description="shape of the curve"
     )
-    final_factor: float = Field(
-        default=0.01, ge=0, description="factor at the end (cosine, linear, polynomial, exponential, one_cycle)"
-    )
+    final_factor: float = Field(default=0.01, ge=0, description="factor at the end (not step, constant)")
     power: float = Field(default=0.9, gt=0, description="polynomial: the power of the remaining share of the job")
     milestones: list[float] = Field(
         default_factory=list, description="step: epochs after which the learning rate is multiplied by gamma"
     )
     gamma: float = Field(default=0.1, gt=0, description="step: the multiplier")
-    peak: Fraction = Field(
-        default=0.3,
-        description="one_cycle: where the peak lies, as a share of the job; as torch's OneCycleLR without its momentum",
-    )
-    per: Literal["epoch", "update"] = Field(
-        default="epoch", description="the factor changes at each epoch (YOLOv5) or each update"
-    )
+    peak: Fraction = Field(default=0.3, description="one_cycle: where the peak lies, as a share of the job")
+    per: Literal["epoch", "update"] = Field(default="epoch", description="the factor changes at each epoch or update")
     horizon_epochs: float | None = Field(
         default=None, gt=0, description="epochs over which the curve is drawn; null: the job's length"
     )

@@ -59,9 +59,8 @@ def test_its_section_is_part_of_the_spec(here):
     assert explained.splitlines()[:2] == ["data.darken = 0.5", "  share by which training images become darker"]
     assert "over     0.1  from spec.yml:3" in explained
     assert "gauge.white = 2.0" in _mtrain("config", "explain", "gauge.white", "-c", "spec.yml", MTRAIN_GAUGE__WHITE="2")
-    reference = _mtrain("config", "schema", "--markdown")
-    assert "## gauge of brightness" in reference
-    assert "data.augment" not in _mtrain("config", "schema", "-c", "spec.yml", "--markdown")
+    assert '"gauge"' in _mtrain("config", "schema")
+    assert '"mosaic"' not in _mtrain("config", "schema", "-c", "spec.yml")
 
 
 @pytest.mark.parametrize(

@@ -42,10 +42,10 @@ Factors = Annotated[list[Annotated[float, Field(ge=0)]], AfterValidator(ascendin
 class ImageDataSpec(DataSpec):
     """A data set of images, and the square input that the network is given."""
 
-    image_size: Side = Field(default=640, description="side of the square network input, in pixels")
+    image_size: Side = Field(default=640, description="side of the network input, in pixels")
     resize: Literal["letterbox", "stretch"] = Field(
         default="letterbox",
-        description="letterbox: keep the image's shape, fill up with grey; stretch: both sides to image_size",
+        description="letterbox: keep the shape, fill up with grey; stretch: both sides to image_size",
     )
     classes: (
         Annotated[
@@ -55,13 +55,10 @@ class ImageDataSpec(DataSpec):
         | None
     ) = Field(
         default=None,
-        description="some of the data set's classes: a list names those to learn, in label order; a mapping renames (mug: cup), "
-        "merges those of one new name, and leaves out (table: null); its key '*' stands for all others. null: all classes",
+        description="a list of those to learn, in label order; or a mapping that renames (mug: cup), merges, and "
+        "leaves out (table: null; '*': all others)",
     )
-    max_pixels: Positive = Field(
-        default=120_000_000,
-        description="pixels of the largest image that is decoded: a small file can hold an enormous image",
-    )
+    max_pixels: Positive = Field(default=120_000_000, description="pixels of the largest image that is decoded")
 
     @property
     def input_side(self) -> int:
@@ -73,11 +70,9 @@ class DividedDataSpec(ImageDataSpec):
     """A data set of images that may come as one set, from which the evaluation split is taken."""
 
     split: Annotated[float, Field(gt=0.0, lt=1.0)] | None = Field(
-        default=None,
-        description="share of the images of `train` (null: of all there are) that becomes the evaluation split; it "
-        "depends on names and split_seed alone",
+        default=None, description="share of `train` (null: of all images) that becomes the evaluation split"
     )
-    split_seed: Count = Field(default=0, description="another one chooses other images for `split`")
+    split_seed: Count = Field(default=0, description="chooses the images for `split`")
 
     @model_validator(mode="after")
     def _evaluation_split_is_given_once(self) -> Self:
@@ -111,25 +106,21 @@ class DistortSpec(Section):
 
     form: Literal["linear", "enhance"] = Field(
         default="linear",
-        description="linear: as in PaddleDetection until September 2023, with which PP-YOLOE was published; values saturate once, "
-        "at the end; enhance: as in PaddleDetection since, with Pillow's ImageEnhance; values saturate after each step",
+        description="linear: PaddleDetection's until September 2023; enhance: its newer one, with Pillow's ImageEnhance",
     )
     probability: Fraction = Field(default=0.5, description="of each step")
     hue: float = Field(
         default=180.0,
         ge=0,
         le=180,
-        description="linear: rotation of the chroma in YIQ, +- degrees; enhance: rotation of the hue in HSV, where "
-        "PaddleDetection's 18 are 25.3 degrees",
+        description="linear: rotation in YIQ, +- degrees; enhance: in HSV, where PaddleDetection's 18 are 25.3",
     )
     saturation: Factors = Field(default=[0.5, 1.5], description="factor of the distance to grey")
     contrast: Factors = Field(
-        default=[0.5, 1.5],
-        description="linear: factor of all values; enhance: of their distance to the mean grey of the whole image",
+        default=[0.5, 1.5], description="linear: factor of all values; enhance: of their distance to the mean grey"
     )
     brightness: Span = Field(
-        default=[0.5, 1.5],
-        description="linear: grey levels (of 255) added to all values; enhance: factor of all values",
+        default=[0.5, 1.5], description="linear: grey levels (of 255) added; enhance: factor of all values"
     )
 
     @model_validator(mode="after")

@@ -32,8 +32,7 @@ class ClassificationAugmentSpec(VariationSpec):
     )
     albumentations: Annotated[str | None, May(files=PIPELINE_FILES)] = Field(
         default=None,
-        description="pipeline in place of all other keys of augment: a file of albumentations.save (.yml, .json), or "
-        "FILE.py:FUNCTION, relative to the spec",
+        description="a file of albumentations.save, or PATH.py:Name, in place of all other keys of augment",
     )
     translate: float = Field(default=0.0, ge=0, le=0.9, description="shift, +- fraction of the side")
     scale: float = Field(default=0.0, ge=0, lt=1, description="zoom, 1 +- this")
@@ -48,15 +47,10 @@ class ClassificationDataSpec(DividedDataSpec):
     # Wider than what it replaces: only detection, which has no use for a centre crop, relies on the two other values.
     resize: Literal["crop", "letterbox", "stretch"] = Field(  # type: ignore[assignment]
         default="crop",
-        description="crop: the shorter side to image_size / crop_share, then the central square, or in training a random "
-        "window; letterbox: keep the image's shape, fill up with grey; stretch: both sides to image_size",
+        description="crop: the central square, or in training a random window; letterbox: keep the shape, fill up "
+        "with grey; stretch: both sides to image_size",
     )
-    crop_share: float = Field(
-        default=0.875,
-        gt=0,
-        le=1,
-        description="with `resize: crop`: share of the shorter side that the central square has",
-    )
+    crop_share: float = Field(default=0.875, gt=0, le=1, description="with `resize: crop`: share of the shorter side")
     augment: ClassificationAugmentSpec = Field(default=ClassificationAugmentSpec(), description="of the training split")
 
 

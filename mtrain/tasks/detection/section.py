@@ -33,7 +33,7 @@ class ExpandSpec(Section):
     """Random placement of the image on a larger canvas."""
 
     probability: Fraction = Field(default=0.5, description="of an expansion")
-    ratio: float = Field(default=4.0, ge=1, description="largest canvas, as a multiple of the image's sides")
+    ratio: float = Field(default=4.0, ge=1, description="largest canvas, as a multiple of the sides")
     fill: list[Annotated[float, Field(ge=0, le=255)]] = Field(
         default=[123.675, 116.28, 103.53], min_length=3, max_length=3, description="colour around it: red, green, blue"
     )
@@ -43,48 +43,38 @@ class CropSpec(Section):
     """Random crop to a window that holds the centre of at least one box (SSD: Liu et al. 2016, section 2.2)."""
 
     thresholds: list[Fraction] = Field(
-        default=[0.0, 0.1, 0.3, 0.5, 0.7, 0.9],
-        description="one is drawn: some box overlaps the window by at least this IoU",
+        default=[0.0, 0.1, 0.3, 0.5, 0.7, 0.9], description="one is drawn: least IoU of some box with the window"
     )
-    allow_no_crop: bool = Field(default=True, description="one more choice beside the thresholds: no crop")
+    allow_no_crop: bool = Field(default=True, description="no crop is one more choice")
     scaling: Annotated[list[Fraction], AfterValidator(ascending)] = Field(
         default=[0.3, 1.0], description="square root of the window's share of the image's area"
     )
-    aspect_ratio: Factors = Field(
-        default=[0.5, 2.0], description="width / height of the window over those of the image"
-    )
-    num_attempts: Positive = Field(default=50, description="windows tried for a threshold before the next one is drawn")
+    aspect_ratio: Factors = Field(default=[0.5, 2.0], description="width / height over those of the image")
+    num_attempts: Positive = Field(default=50, description="windows tried for a threshold")
 
 
 class AugmentSpec(VariationSpec):
     """Augmentation of training images: YOLOv5's keys under its names, and the keys for `resize: stretch`."""
 
     mosaic: Annotated[Fraction, Off(0.0)] = Field(default=1.0, description="probability of a mosaic")
-    mosaic9: Fraction = Field(
-        default=0.0, description="of the mosaics, the share that uses nine images instead of four"
-    )
-    mixup: Fraction = Field(default=0.0, description="probability of mixing a mosaic with another one")
-    close_mosaic_epochs: int = Field(default=0, ge=0, description="no mosaic and no mixup in this many last epochs")
+    mosaic9: Fraction = Field(default=0.0, description="share of the mosaics that uses nine images")
+    mixup: Fraction = Field(default=0.0, description="probability of mixing two mosaics")
+    close_mosaic_epochs: int = Field(default=0, ge=0, description="last epochs without mosaic and mixup")
     sizes: list[Annotated[Side, AfterValidator(_fits_strides)]] | None = Field(
-        default=None,
-        min_length=1,
-        description="sides of the network input in pixels, one drawn for each update (multi-scale training); null: "
-        "image_size, or multi_scale around it",
+        default=None, min_length=1, description="sides in pixels, one drawn for each update"
     )
     multi_scale: float = Field(
         default=0.0,
         ge=0,
         lt=1,
-        description="x: each update draws its input size from the multiples of 32 between image_size * (1 - x) and "
-        "image_size * (1 + x); needs `resize: letterbox`; YOLOv5's --multi-scale is 0.5; 0: off",
+        description="x: each update draws a size between image_size * (1 - x) and * (1 + x); needs `resize: "
+        "letterbox`; YOLOv5: 0.5",
     )
     interpolations: list[Literal["nearest", "linear", "area", "cubic", "lanczos4"]] = Field(
         default=["linear"], min_length=1, description="with `resize: stretch`: one drawn for each update"
     )
     albumentations: Annotated[str | None, May(files=PIPELINE_FILES)] = Field(
-        default=None,
-        description="pipeline that is applied after the other keys of augment: a file of albumentations.save (.yml, "
-        ".json), or FILE.py:FUNCTION, relative to the spec",
+        default=None, description="a file of albumentations.save, or PATH.py:Name, after the other keys of augment"
     )
     distort: DistortSpec | None = Field(default=None, description="with `resize: stretch`; null: none")
     expand: ExpandSpec | None = Field(default=None, description="with `resize: stretch`; null: none")
@@ -102,23 +92,20 @@ _STRETCH_ONLY: dict[str, Any] = dict.fromkeys(("distort", "expand", "crop")) | {
 class DetectionDataSpec(DividedDataSpec):
     """Images with boxes around objects."""
 
-    skip_missing: bool = Field(
-        default=False, description="leave out images that are annotated but not there, and say how many"
-    )
+    skip_missing: bool = Field(default=False, description="leave out annotated images that are not there")
     cache: Literal["none", "ram", "disk"] = Field(default="none", description="where decoded images are kept")
     cache_dir: PathText | None = Field(
         default=None, description="folder of the disk cache; null: the user's cache folder"
     )
     decode: Literal["exact", "fast"] = Field(
         default="exact",
-        description="of images for evaluation and prediction; exact: every pixel of the file; fast: JPEGs of at least twice "
-        "the needed size are decoded at 1/2, 1/4 or 1/8, as those for training always are",
+        description="fast: large JPEGs of evaluation are decoded at 1/2, 1/4 or 1/8, as those of training always are",
     )
     augment: AugmentSpec = Field(default=AugmentSpec(), description="of the training split")
     image_weights: bool = Field(
         default=False,
-        description="each epoch draws its images with replacement, those more often whose classes are rare or had a low AP "
-        "in the last evaluation before the epoch; YOLOv5's --image-weights",
+        description="each epoch draws with replacement, more of rare classes and of those with a low AP; YOLOv5's "
+        "--image-weights",
     )
 
     @model_validator(mode="after")
@@ -137,11 +124,7 @@ class DetectionDataSpec(DividedDataSpec):
 class DetectionEvaluateSpec(EvaluateSpec):
     """How often and in what way boxes are scored."""
 
-    max_detections: int = Field(
-        default=100,
-        ge=100,
-        description="the best predictions of one image that are scored; raise it where images hold more objects",
-    )
+    max_detections: int = Field(default=100, ge=100, description="best predictions of one image that are scored")
 
 
 def data_of(spec: Spec) -> DetectionDataSpec:

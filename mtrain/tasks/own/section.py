@@ -16,9 +16,7 @@ from mtrain.spec.training import EmaSpec, GroupSpec, OptimizerSpec, ScheduleSpec
 class OwnModelSpec(ModelSpec):
     """A class or function that returns a native module."""
 
-    framework: Literal["torch", "paddle"] | None = Field(
-        default=None, description="framework of the model; a backend of another one is refused at once; null: not said"
-    )
+    framework: Literal["torch", "paddle"] | None = Field(default=None, description="framework of the model")
 
     @property
     def declared_framework(self) -> str | None:
@@ -30,8 +28,7 @@ class OwnDataSpec(DataSpec):
     """An object with a length and items."""
 
     nondeterministic: Literal["refuse", "allow"] = Field(
-        default="refuse",
-        description="allow: accept samples that differ when they are read again, so that a resumed job may train on others",
+        default="refuse", description="allow: samples may differ when they are read again, also after a resume"
     )
 
 
@@ -45,11 +42,11 @@ class OwnEvaluateSpec(EvaluateSpec):
     )
     metrics: Annotated[list[str], May()] = Field(
         default_factory=list,
-        description="functions or classes, PATH.py:Name or package.module:Name: a function has parameters named like "
-        "predictions and targets, an object has update(predictions, targets) and compute()",
+        description="PATH.py:Name: a function with parameters named like predictions and targets, or a class with "
+        "update(predictions, targets) and compute()",
     )
     metric_options: dict[str, dict[str, Any]] = Field(
-        default_factory=dict, description="options of metrics, by the metric's name without its path"
+        default_factory=dict, description="options, by the metric's name without its path"
     )
     lower_is_better: bool = Field(default=False, description="whether the best checkpoint has the lowest first metric")
 
@@ -88,10 +85,7 @@ class OwnOptimizerSpec(OptimizerSpec):
     """One group of parameters, no momentum and no weight decay, unless they are given."""
 
     momentum: float = Field(
-        default=0.0,
-        ge=0,
-        lt=1,
-        description="sgd and rmsprop: momentum; others: beta1, which is 0.9 if it is not given",
+        default=0.0, ge=0, lt=1, description="sgd and rmsprop: momentum; others: beta1, which is 0.9 if it is not given"
     )
     nesterov: bool = Field(default=False, description="sgd: look ahead along the momentum")
     weight_decay: float = Field(default=0.0, ge=0, description="of the groups that do not give their own")

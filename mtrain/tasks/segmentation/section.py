@@ -15,9 +15,7 @@ class SegmentationAugmentSpec(Section):
     """Augmentation of training images and their masks: size, window, flips and colours."""
 
     random_scale: Annotated[list[_Zoom], AfterValidator(ascending)] = Field(
-        default=[0.5, 2.0],
-        description="factor of the size at which the image fits the input; a random window of what is larger, a random "
-        "place of what is smaller",
+        default=[0.5, 2.0], description="factor of the size at which the image fits the input"
     )
     flip_lr: Fraction = Field(default=0.5, description="probability of a left-right flip")
     flip_ud: Fraction = Field(default=0.0, description="probability of an up-down flip")

@@ -15,26 +15,20 @@ BYTES = "bytes"
 class LanguageDataSpec(DataSpec):
     """Texts, cut into tokens and packed into rows of one length."""
 
-    tokenizer: PathText = Field(
-        default=BYTES,
-        description="bytes: each byte of UTF-8 is a token; else a tokenizer.json, or the folder of a model with one",
-    )
+    tokenizer: PathText = Field(default=BYTES, description="bytes, a tokenizer.json, or the folder of a model with one")
     end_token: str | None = Field(
         default=None, description="token after each document; null: as the tokenizer's files say"
     )
     chat_template: PathText | None = Field(
-        default=None,
-        description="how conversations (data.options.messages) become text: chatml, or a file in Jinja; null: the template "
-        "in the folder of the tokenizer",
+        default=None, description="how conversations become text: chatml, or a file in Jinja; null: the tokenizer's"
     )
     length: Annotated[int, Field(ge=2, le=1 << 20)] = Field(
-        default=256, description="tokens in a row; documents are packed into rows, and none sees another one"
+        default=256, description="tokens in a row; documents are packed, and none sees another"
     )
     split: Annotated[float, Field(gt=0.0, lt=1.0)] | None = Field(
-        default=None,
-        description="share of the documents of `train` (null: of all there are) that becomes the evaluation split",
+        default=None, description="share of `train` (null: of all documents) that becomes the evaluation split"
     )
-    split_seed: Count = Field(default=0, description="another one chooses other documents for `split`")
+    split_seed: Count = Field(default=0, description="chooses the documents for `split`")
 
     @model_validator(mode="after")
     def _evaluation_split_is_given_once(self) -> Self:
@@ -50,11 +44,9 @@ class GenerateSpec(Section):
     """How `mtrain predict` continues a text."""
 
     tokens: Positive = Field(default=128, description="most tokens that are added to a text")
-    temperature: float = Field(
-        default=0.0, ge=0, description="0: the most likely token each time; above: drawn, the wider the larger"
-    )
+    temperature: float = Field(default=0.0, ge=0, description="0: the most likely token each time; above: drawn")
     top_p: Annotated[float, Field(gt=0, le=1)] = Field(
-        default=1.0, description="draws from the likeliest tokens that together have this probability"
+        default=1.0, description="draws from the likeliest tokens of this probability"
     )
 
 
