@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from mtrain.spec.registry import Registry
     from mtrain.weights.models import Expected
     from mtrain.weights.reading import Weights
+    from mtrain.weights.writing import Writer
 
 MIB = 2**20
 Tell = Callable[[str], None]
@@ -40,8 +42,9 @@ class ConvertRequest:
     """Write the model's form for inference."""
     merge: bool = False
     """Add adapters to the weights that they were trained on, and write the whole model as a folder."""
-    form: Literal["dcp"] | None = None
-    """``dcp``: write a folder of ``torch.distributed.checkpoint``; None: the ending of ``target`` says it."""
+    form: Literal["dcp", "yolov5"] | None = None
+    """``dcp``: write a folder of ``torch.distributed.checkpoint``; ``yolov5``: a checkpoint of YOLOv5; None: the ending of
+    ``target`` says it."""
     key: str | None = None
     """Which of several sets of weights in ``file`` is meant."""
     max_file_gb: float = 5.0
@@ -80,7 +83,8 @@ def import_(**params: Any) -> None:
 
 @weights.command(
     examples=(
-        ("mtrain weights export runs/digits --to digits.pt", "for the original project"),
+        ("mtrain weights export runs/digits --to digits.pt", "for torch"),
+        ("mtrain weights export runs/yolov5s --format yolov5 --to best.pt", "for YOLOv5's detect.py and train.py"),
         ("mtrain weights export runs/digits --format dcp --to digits", "for torch.distributed.checkpoint"),
     )
 )
@@ -91,8 +95,9 @@ def import_(**params: Any) -> None:
     help="OUT.pdparams for Paddle, OUT.pt or OUT.pth for torch; of a language model OUT, a folder for transformers.",
 )  # fmt: skip
 @click.option(
-    "--format", "form", type=click.Choice(["dcp"]),
-    help="dcp: OUT is a folder that torch.distributed.checkpoint.load reads. Not given: by the ending of OUT.",
+    "--format", "form", type=click.Choice(["dcp", "yolov5"]),
+    help="dcp: OUT is a folder that torch.distributed.checkpoint.load reads; yolov5: OUT.pt is for YOLOv5's detect.py and "
+    "train.py. Not given: by the ending of OUT.",
 )  # fmt: skip
 @KEY
 @click.option("--force", is_flag=True, help="Replace OUT.")
@@ -174,11 +179,41 @@ def convert_weights(request: ConvertRequest, *, tell: Tell, warn: Tell) -> None:
     if request.deploy:
         arrays = _fuse(arrays, target_model, registry=registry_for(file_weights))
         tell(f"for inference: {len(arrays)} arrays")
-    layout = "torch" if request.form == "dcp" else LAYOUTS[target.suffix]
-    _write(request, export(arrays, target_model.published, layout=layout), tell=tell)
+    layout = "torch" if request.form is not None else LAYOUTS[target.suffix]
+    make = _maker(request, arrays, target_model, file_weights) if request.form == "yolov5" else None
+    _write(request, export(arrays, target_model.published, layout=layout), tell=tell, make=make)
 
 
-def _write(request: ConvertRequest, arrays: Mapping[str, "Array"], *, tell: Tell, note: str = "") -> None:
+def _maker(
+    request: ConvertRequest, arrays: Mapping[str, "Array"], target_model: "Expected", file_weights: "Weights"
+) -> "Writer":
+    """Return what makes a checkpoint of YOLOv5.
+
+    Raises:
+        CheckpointError: The weights are of another model or not whole, or the file has another ending.
+    """
+    from mtrain.weights.yolov5_file import check_model, pt_bytes
+
+    check_model(target_model.model)
+    missing = [name for name in target_model.state if name not in arrays]
+    if request.target.suffix != ".pt" or missing:
+        given = (
+            f"--to {request.target}: expected the ending .pt"
+            if not missing
+            else f"{missing[0]} is not in {request.file}"
+        )
+        raise CheckpointError(f"--format yolov5: {given}, as YOLOv5's programs need")
+    return partial(pt_bytes, target_model.model, class_names=file_weights.labels.get("class_names") or ())
+
+
+def _write(
+    request: ConvertRequest,
+    arrays: Mapping[str, "Array"],
+    *,
+    tell: Tell,
+    note: str = "",
+    make: "Writer | None" = None,
+) -> None:
     """Write ``arrays`` as a file or as a folder of ``torch.distributed.checkpoint``."""
     from mtrain.weights import dcp_writing
     from mtrain.weights.writing import write
@@ -189,7 +224,7 @@ def _write(request: ConvertRequest, arrays: Mapping[str, "Array"], *, tell: Tell
         files = [*target.iterdir()]
         note += f"; read it with torch.distributed.checkpoint.load(model.state_dict(), checkpoint_id={str(target)!r})"
     else:
-        write(target, arrays)
+        write(target, arrays, make=make)
         files = [target]
     size = sum(file.stat().st_size for file in files)
     tell(f"written: {target} ({size / MIB:.1f} MiB){note}")

@@ -17,7 +17,6 @@ _FILE = "__0_0.distcp"
 _VERSION = "1.0.0"
 """Version of the description, as torch 2.4 and later write it."""
 _METADATA = "torch.distributed.checkpoint.metadata"
-_FALSE, _NONE = pickling.FALSE, pickling.NONE
 
 
 def check_folder(folder: Path, *, force: bool) -> None:
@@ -65,14 +64,14 @@ def _description(arrays: Mapping[str, Array], lengths: Mapping[str, int]) -> byt
     """Return a pickled ``Metadata``, each array in one piece."""
     entries, places, paths, start = {}, {}, {}, 0
     for name, array in arrays.items():
-        key = pickling.text(name)
+        key = pickling.plain(name)
         entries[key] = _array(array)
         paths[key] = pickling.row(key)
-        index = {"fqn": key, "offset": _size((0,) * array.ndim), "index": pickling.number(0)}
+        index = {"fqn": key, "offset": _size((0,) * array.ndim), "index": pickling.plain(0)}
         place = {
-            "relative_path": pickling.text(_FILE),
-            "offset": pickling.number(start),
-            "length": pickling.number(lengths[name]),
+            "relative_path": pickling.plain(_FILE),
+            "offset": pickling.plain(start),
+            "length": pickling.plain(lengths[name]),
         }
         places[pickling.fields(pickling.name(_METADATA, "MetadataIndex"), index)] = pickling.fields(
             pickling.name("torch.distributed.checkpoint.filesystem", "_StorageInfo"), place
@@ -82,8 +81,8 @@ def _description(arrays: Mapping[str, Array], lengths: Mapping[str, int]) -> byt
         "state_dict_metadata": pickling.dictionary(entries),
         "planner_data": pickling.dictionary(paths),
         "storage_data": pickling.dictionary(places),
-        "storage_meta": _NONE,
-        "version": pickling.text(_VERSION),
+        "storage_meta": pickling.NONE,
+        "version": pickling.plain(_VERSION),
     }
     return b"\x80\x04" + pickling.fields(pickling.name(_METADATA, "Metadata"), whole) + b"."
 
@@ -92,10 +91,10 @@ def _array(array: Array) -> bytes:
     """Return the pickled description of an array, which is one piece of itself."""
     properties = pickling.row(
         pickling.name("torch", np.dtype(array.dtype).name),
-        pickling.call(pickling.name("torch.serialization", "_get_layout"), pickling.text("torch.strided")),
-        _FALSE,  # requires no gradient
-        pickling.call(pickling.name(_METADATA, "_MEM_FORMAT_ENCODING"), pickling.number(0)),  # contiguous
-        _FALSE,  # not pinned
+        pickling.call(pickling.name("torch.serialization", "_get_layout"), pickling.plain("torch.strided")),
+        pickling.FALSE,  # requires no gradient
+        pickling.call(pickling.name(_METADATA, "_MEM_FORMAT_ENCODING"), pickling.plain(0)),  # contiguous
+        pickling.FALSE,  # not pinned
     )
     chunk = {"offsets": _size((0,) * array.ndim), "sizes": _size(array.shape)}
     entry = {
@@ -107,4 +106,4 @@ def _array(array: Array) -> bytes:
 
 
 def _size(shape: tuple[int, ...]) -> bytes:
-    return pickling.call(pickling.name("torch", "Size"), pickling.numbers(shape))
+    return pickling.call(pickling.name("torch", "Size"), pickling.plain(shape))

@@ -1,23 +1,17 @@
 """Write pickles instruction by instruction, so that they can name classes of libraries that are not here."""
 
+import pickle
+import pickletools
 import struct
 from collections.abc import Mapping
+from typing import Any
 
-NONE, FALSE = b"N", b"\x89"
-
-
-def text(value: str) -> bytes:
-    """Return the instruction for a text."""
-    encoded = value.encode()
-    return b"X" + struct.pack("<I", len(encoded)) + encoded
+NONE, FALSE, TRUE = b"N", b"\x89", b"\x88"
 
 
-def number(value: int) -> bytes:
-    """Return the instruction for an integer."""
-    if -(2**31) <= value < 2**31:
-        return b"J" + struct.pack("<i", value)
-    encoded = value.to_bytes(9, "little", signed=True)
-    return b"\x8a" + bytes([len(encoded)]) + encoded
+def plain(value: Any) -> bytes:
+    """Return the instructions for a text, a number, a truth, None, or a tuple, list or dictionary of these."""
+    return pickletools.optimize(pickle.dumps(value, 2))[2:-1]  # without the instruction for the protocol, and the end
 
 
 def raw(value: bytes) -> bytes:
@@ -30,11 +24,6 @@ def raw(value: bytes) -> bytes:
 def row(*parts: bytes) -> bytes:
     """Return the instructions for a tuple of values, each given by its instructions."""
     return b"(" + b"".join(parts) + b"t"
-
-
-def numbers(values: tuple[int, ...]) -> bytes:
-    """Return the instructions for a tuple of integers."""
-    return row(*map(number, values))
 
 
 def name(module: str, attribute: str) -> bytes:
@@ -59,4 +48,8 @@ def record(kind: bytes, state: bytes) -> bytes:
 
 def fields(kind: bytes, entries: Mapping[str, bytes]) -> bytes:
     """Return the instructions for an object with attributes."""
-    return record(kind, dictionary({text(key): value for key, value in entries.items()}))
+    return record(kind, dictionary({plain(key): value for key, value in entries.items()}))
+
+
+EMPTY = call(name("collections", "OrderedDict"))
+"""The instructions for an empty ordered dictionary."""

@@ -13,11 +13,12 @@ from mtrain.core.interfaces import Array
 from mtrain.errors import CheckpointError
 from mtrain.spec import outputs
 from mtrain.spec.suggest import closest
+from mtrain.weights.pickling import EMPTY, FALSE, TRUE, call, plain, raw, row
 from mtrain.weights.pickling import name as name_of
-from mtrain.weights.pickling import number, numbers, raw, row, text
 from mtrain.weights.reading import Layout
 from mtrain.weights.torch_files import CODES
 
+Writer = Callable[[Mapping[str, Array]], bytes]
 _TORCH_STORAGES = {np.dtype(code): f"{name}Storage" for name, code in CODES.items() if name != "BFloat16"}
 _ALIGNMENT_BYTES = 64
 """torch aligns storages to this in its archives, so that they can be mapped into memory."""
@@ -43,13 +44,13 @@ def check_target(path: Path, *, force: bool) -> None:
         raise CheckpointError(f"--to {path}: exists already; give --force to replace it")
 
 
-def write(path: Path, arrays: Mapping[str, Array]) -> None:
-    """Write ``arrays`` atomically in the format that the ending of ``path`` names.
+def write(path: Path, arrays: Mapping[str, Array], *, make: Writer | None = None) -> None:
+    """Write ``arrays`` atomically as ``make`` says, by default in the format that the ending of ``path`` names.
 
     Raises:
         CheckpointError: The file cannot be written, or an array has a type that the format lacks.
     """
-    content = WRITERS[path.suffix]({name: np.asarray(array, order="C") for name, array in arrays.items()})
+    content = (make or WRITERS[path.suffix])({name: np.asarray(array, order="C") for name, array in arrays.items()})
     try:
         with outputs.replace(path) as file:
             file.write(content)
@@ -72,33 +73,31 @@ def pdparams_bytes(arrays: Mapping[str, Array]) -> bytes:
     parts = [b"\x80\x04}("]
     for name, array in arrays.items():
         order, code = array.dtype.newbyteorder("<").str[0], array.dtype.str[1:]
-        dtype = (
-            name_of("numpy", "dtype") + row(text(code), b"\x89", b"\x88") + b"R"
-            + row(number(3), text(order), b"N", b"N", b"N", number(-1), number(-1), number(0)) + b"b"
-        )  # fmt: skip
-        empty = row(name_of("numpy", "ndarray"), numbers((0,)), raw(b"b"))
-        reconstructed = name_of("numpy.core.multiarray", "_reconstruct") + empty + b"R"
+        dtype = call(name_of("numpy", "dtype"), plain(code), FALSE, TRUE)
+        dtype += plain((3, order, None, None, None, -1, -1, 0)) + b"b"
+        reconstruct = name_of("numpy.core.multiarray", "_reconstruct")
+        reconstructed = call(reconstruct, name_of("numpy", "ndarray"), plain((0,)), raw(b"b"))
         content = array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
-        state = row(number(1), numbers(array.shape), dtype, b"\x89", raw(content))
-        parts.append(text(name) + reconstructed + state + b"b")
+        state = row(plain(1), plain(array.shape), dtype, FALSE, raw(content))
+        parts.append(plain(name) + reconstructed + state + b"b")
     return b"".join([*parts, b"u."])
 
 
 def pt_bytes(arrays: Mapping[str, Array]) -> bytes:
     """Return a zip archive, as of ``torch.save``, of an ordered dictionary of tensors with one storage each."""
-    parts = [name_of("collections", "OrderedDict"), b")R("]
+    parts = [EMPTY, b"("]
     for key, (name, array) in enumerate(arrays.items()):
-        parts += [text(name), _tensor(name, array, key=key)]
-    return _archive(b"".join([*parts, b"u"]), list(arrays.values()))
+        parts += [plain(name), tensor(name, array, key=key)]
+    return archive_bytes(b"".join([*parts, b"u"]), list(arrays.values()))
 
 
 def tensor_bytes(name: str, array: Array) -> bytes:
     """Return a zip archive, as of ``torch.save``, of one tensor; ``name`` is for messages."""
     whole = np.asarray(array, order="C")
-    return _archive(_tensor(name, whole, key=0), [whole])
+    return archive_bytes(tensor(name, whole, key=0), [whole])
 
 
-def _tensor(name: str, array: Array, *, key: int) -> bytes:
+def tensor(name: str, array: Array, *, key: int) -> bytes:
     """Return the instructions for a tensor, whose numbers are the storage ``key`` of the archive.
 
     Raises:
@@ -107,14 +106,17 @@ def _tensor(name: str, array: Array, *, key: int) -> bytes:
     kind = _TORCH_STORAGES.get(array.dtype.newbyteorder("<"))
     if kind is None:
         raise CheckpointError(f"{name}: numbers of type {array.dtype} have no counterpart in torch")
-    identity = row(text("storage"), name_of("torch", kind), text(str(key)), text("cpu"), number(array.size))
+    identity = row(plain("storage"), name_of("torch", kind), plain(str(key)), plain("cpu"), plain(array.size))
     strides = tuple(step // array.itemsize for step in array.strides)
-    hooks = name_of("collections", "OrderedDict") + b")R"
-    arguments = row(identity + b"Q", number(0), numbers(array.shape), numbers(strides), b"\x89", hooks)
-    return name_of("torch._utils", "_rebuild_tensor_v2") + arguments + b"R"
+    return call(
+        name_of("torch._utils", "_rebuild_tensor_v2"),
+        identity + b"Q",
+        *map(plain, (0, array.shape, strides, False)),
+        EMPTY,
+    )
 
 
-def _archive(value: bytes, storages: Sequence[Array]) -> bytes:
+def archive_bytes(value: bytes, storages: Sequence[Array]) -> bytes:
     """Return the archive of a pickled value and the numbers of its storages."""
     buffer = BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:
@@ -135,7 +137,7 @@ def _add(archive: zipfile.ZipFile, name: str, content: bytes) -> None:
     archive.writestr(entry, content)
 
 
-WRITERS: dict[str, Callable[[Mapping[str, Array]], bytes]] = {
+WRITERS: dict[str, Writer] = {
     ".safetensors": safetensors_bytes,
     ".pdparams": pdparams_bytes,
     ".pt": pt_bytes,
