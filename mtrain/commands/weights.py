@@ -84,7 +84,7 @@ def import_(**params: Any) -> None:
 @weights.command(
     examples=(
         ("mtrain weights export runs/digits --to digits.pt", "for torch"),
-        ("mtrain weights export runs/yolov5s --format yolov5 --to best.pt", "for YOLOv5's detect.py and train.py"),
+        ("mtrain weights export runs/yolov5s --format yolov5 --to best.pt", "for YOLOv5's own programs"),
         ("mtrain weights export runs/digits --format dcp --to digits", "for torch.distributed.checkpoint"),
     )
 )
@@ -96,8 +96,8 @@ def import_(**params: Any) -> None:
 )  # fmt: skip
 @click.option(
     "--format", "form", type=click.Choice(["dcp", "yolov5"]),
-    help="dcp: OUT is a folder that torch.distributed.checkpoint.load reads; yolov5: OUT.pt is for YOLOv5's detect.py and "
-    "train.py. Not given: by the ending of OUT.",
+    help="dcp: OUT is a folder that torch.distributed.checkpoint.load reads; yolov5: OUT.pt is for YOLOv5's own "
+    "programs. Not given: by the ending of OUT.",
 )  # fmt: skip
 @KEY
 @click.option("--force", is_flag=True, help="Replace OUT.")
