@@ -6,17 +6,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 PARTS = {
-    "mtrain.commands.functions": (
-        "Functions",
-        "What `import mtrain` offers; [mtrain from Python](python.md) shows how they are used. A `spec` is a YAML file, the "
-        "name of a shipped config, a dict with the keys of a YAML file, or a `mtrain.Spec`.",
-    ),
-    "mtrain.commands.results": ("Results", "What these functions return."),
     "mtrain.rank.script.session": (
-        "Sessions of your own scripts",
-        "[Your own training script](your-own-script.md) shows how they are used.",
+        "Session",
+        "What a script of your own calls; [your own training script](your-own-script.md) shows how.",
     ),
     "mtrain.rank.script.rules": ("Optimizers and schedules of your own scripts", ""),
+    "mtrain.commands.functions": (
+        "Functions",
+        "[mtrain from Python](python.md) shows how they are used. A `spec` is a YAML file, the name of a shipped config, a dict "
+        "with the keys of a YAML file, or a `mtrain.Spec`.",
+    ),
+    "mtrain.commands.results": ("Results", "What these functions return."),
     "mtrain_clusters.commands.submit": ("Submitted jobs", "Jobs in the queue of a scheduler."),
     "mtrain_clusters.queued_job": ("A submitted job", "What these functions return."),
     "mtrain.spec.typed": ("A spec as types", "Its keys are those of [a spec](spec.md)."),

@@ -18,10 +18,12 @@ from mtrain.spec.yaml_reader import flow
 PAGE = Path(__file__).parents[2] / "docs" / "spec.md"
 ITEMS = "groups"
 """Key of the list of sections, whose items have a heading of their own."""
+LONGEST_DEFAULT = 40
+"""Characters of a default that are shown; `mtrain config show` shows longer ones."""
 INTRODUCTION = """# Every key of a spec
 
-A key is shown with its default, then what else it may be. `null` means: not set. `mtrain config explain KEY -c SPEC` says what a value is
-and where it came from; `-o KEY=VALUE` sets one.
+A key is shown with its default, unless that is long, then what else it may be. `null` means: not set. `-o KEY=VALUE` sets one;
+`mtrain config explain KEY -c SPEC` says what it is and where it came from.
 
 Only `true` and `false` are truth values: `yes`, `no`, `on` and `off` are text. A number has no 0 in front (`0o10` is 8); digits may be
 divided by `_`. `1:30` and `2024-01-01` are text.
@@ -91,7 +93,7 @@ class Entry:
         others = [f"{task} {value}" for task, value in self.defaults.items() if value != most]
         allowed = "; ".join(filter(None, (self.allowed, *others)))
         meaning = re.sub(r"docs/([\w-]+)\.md", r"[\1](\1.md)", self.meaning)
-        shown = f"* `{self.name}: {most}`" if most else f"* `{self.name}`"
+        shown = f"* `{self.name}: {most}`" if 0 < len(most) <= LONGEST_DEFAULT else f"* `{self.name}`"
         return shown + (f" ({allowed})" if allowed else "") + (f": {meaning}" if meaning else "")
 
 
