@@ -46,14 +46,15 @@ class Suite:
     """Unit tests that every rank of a job runs."""
 
     path: str  # of the file; `torch`: of PyTorch's wheel
-    theirs: tuple[str, ...]
+    theirs: tuple[str, ...]  # (): the tests have both sides
     ours: tuple[str, ...]
     ranks: int = RANKS
 
     def loader(self) -> str:
         """What on_ranks.py gets."""
         package, _, rest = self.path.partition("/")
-        return str(found(package) / rest) if rest else self.path
+        own = Path(__file__).with_name(self.path)
+        return str(found(package) / rest) if rest else str(own) if own.exists() else self.path
 
     def names(self) -> list[str]:
         """The tests, in the order of their names."""
@@ -112,6 +113,12 @@ REFEREES = (
             for ranks in (2, 3)
         ),
         checkout=True,
+    ),
+    Referee(
+        "random cases",
+        "torchmetrics",
+        Suite("hard_cases.py", theirs=(), ours=(sys.executable,), ranks=1),
+        environ={"RANK": "0"},
     ),
     Referee("torch", "torch", Suite("torch", torchrun(4), mtrain(ranks=4), ranks=4)),
     Referee(

@@ -87,6 +87,15 @@ def test_the_page_keeps_what_stands_around_the_tables(tmp_path: Path, monkeypatc
     assert "| torch | a |" not in text
 
 
+def test_tests_that_have_both_sides_are_started_once() -> None:
+    assert driver.run_tests(REFEREE, SUITE, NAMES, ()) == dict.fromkeys(NAMES, ("-", ""))
+
+
+def test_a_file_of_this_folder_is_found_and_the_wheel_of_torch_is_no_file() -> None:
+    assert Path(Suite("hard_cases.py", (), ()).loader()).is_file()
+    assert Suite("torch", (), ()).loader() == "torch"
+
+
 @pytest.mark.job
 def test_a_command_in_another_folder_finds_the_checkouts(tmp_path: Path) -> None:
     found, output = driver.run(["sh", "-c", "echo $REFEREES; exit 3"], tmp_path, {})
