@@ -28,7 +28,6 @@ OUTCOMES = ("passed", "skipped", "failed", "hung")
 
 def main(names: list[str]) -> int:
     """Run the referees, write the page; 1 where a case fails under mtrain alone."""
-    known = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else {}
     for referee in REFEREES:
         if names and referee.name not in names:
             continue
@@ -39,15 +38,22 @@ def main(names: list[str]) -> int:
         cases = (
             run_suite(referee, referee.work) if isinstance(referee.work, Suite) else run_scripts(referee, referee.work)
         )
-        known[referee.name] = {"version": referee.version(), "seconds": round(time.monotonic() - start), "cases": cases}
-        RESULTS.write_text(json.dumps(known, indent=1), encoding="utf-8")
-    write(known)
+        result = {"version": referee.version(), "seconds": round(time.monotonic() - start), "cases": cases}
+        # Read again: another may have been judged meanwhile.
+        RESULTS.write_text(json.dumps({**results(), referee.name: result}, indent=1), encoding="utf-8")
+    write(known := results())
     wanting = [
         (name, case) for name, its in known.items() for case, told in its["cases"].items() if told["reason"] == "mend"
     ]
     for name, case in wanting:
         print(f"{name}: {case}: fails under mtrain alone", file=sys.stderr)
     return int(bool(wanting))
+
+
+def results() -> dict[str, dict]:  # type: ignore[type-arg]
+    """What is known of each referee."""
+    known: dict[str, dict] = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else {}  # type: ignore[type-arg]
+    return known
 
 
 def run_scripts(referee: Referee, scripts: tuple[Script, ...]) -> dict[str, dict[str, str]]:
