@@ -20,7 +20,7 @@ from mtrain_sweep.definition import Sampler, SweepDefinition
 from mtrain_sweep.proposals import propose
 from mtrain_sweep.space import read_space
 
-SAMPLERS: tuple[Sampler, ...] = ("random", "tpe", "cmaes", "evolve")
+SAMPLERS: tuple[Sampler, ...] = ("random", "tpe")
 STEP = 10
 
 

@@ -22,7 +22,6 @@ ALLOWED = {
     "commands/foreign_flags.py": {"anchors"},  # a flag of YOLOv5's, and the option of its model that is the answer
     "rank/script/rules.py": {"classifier"},  # how the last layer of a network is often called, whatever it does
     "spec/training.py": {"classifier"},  # the same
-    "mtrain_sweep/plots.py": {"bbox", "box"},  # arguments of matplotlib
     "mtrain_ui/trackers/mlflow.py": {"AP"},  # an example of a name that MLflow does not take
 }
 """File -> words that it may use."""

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
 from mtrain.backends._torch.backend import TorchBackend, TorchOptions
-from mtrain.core.interfaces import PlannedArray, Recipe
+from mtrain.core.interfaces import Recipe
 from mtrain.core.overriding import override
-from mtrain.core.ranks import rings
 from mtrain.errors import SpecError
 
 if TYPE_CHECKING:
@@ -52,12 +50,6 @@ class DDP(TorchBackend):
                 f"backend.options.static_graph: true given with {recipe.accumulate} micro batches per update and "
                 f"find_unused_parameters {self.options.find_unused_parameters}; expected 1 and false: use `auto`"
             )
-
-    @override
-    def sent_per_update(
-        self, arrays: Sequence[PlannedArray], recipe: Recipe, *, size: int, on_cpu: bool
-    ) -> float | None:
-        return rings.of_gradients(arrays, recipe, size=size)
 
     @override
     def __enter__(self) -> DdpEngine:

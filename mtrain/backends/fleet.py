@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from pydantic import Field
 
 from mtrain.backends import paddle_limits
 from mtrain.backends.base import DeviceOptions, EngineBackend
-from mtrain.core.interfaces import PlannedArray, RankSession, Recipe
+from mtrain.core.interfaces import RankSession, Recipe
 from mtrain.core.overriding import override
-from mtrain.core.ranks import rings
 
 if TYPE_CHECKING:
     from mtrain.backends._paddle.job import FleetJob
@@ -49,12 +47,6 @@ class Fleet(EngineBackend):
     @override
     def check(self, recipe: Recipe, *, size: int, on_cpu: bool) -> None:
         paddle_limits.check(recipe, on_cpu=on_cpu)
-
-    @override
-    def sent_per_update(
-        self, arrays: Sequence[PlannedArray], recipe: Recipe, *, size: int, on_cpu: bool
-    ) -> float | None:
-        return rings.of_gradients(arrays, recipe, size=size)
 
     @override
     def __enter__(self) -> RankSession:

@@ -5,17 +5,14 @@ Importing it imports no framework.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from datetime import timedelta
-from math import prod
 from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
 from mtrain.backends.torch_backend import TorchBackend, TorchOptions
-from mtrain.core.interfaces import PlannedArray, Recipe
+from mtrain.core.interfaces import Recipe
 from mtrain.core.overriding import override
-from mtrain.core.ranks import rings
 from mtrain.core.update.recipe import check_parts
 from mtrain.errors import SpecError
 from mtrain.spec import package_parts
@@ -60,22 +57,6 @@ class Fsdp(TorchBackend):
         if recipe.compile:
             given = "blocks" if recipe.compile_blocks else "true"
             raise SpecError(f"train.compile: {given} given with backend fsdp; use false")
-
-    @override
-    def sent_per_update(
-        self, arrays: Sequence[PlannedArray], recipe: Recipe, *, size: int, on_cpu: bool
-    ) -> float | None:
-        each = rings.element_bytes(recipe)
-        gathered = exchanged = 0.0
-        for array in arrays:
-            rows, *others = array.shape
-            part = -(-rows // size) * prod(others) * each  # FSDP divides the first axis, and pads it
-            gathered += 2 * recipe.accumulate * part  # for the forward and for the backward pass
-            if array.trained:
-                # For norms with the bits of whole gradients; a single row lies on one rank, which takes its norm.
-                gathered += part if rows > 1 else 0
-                exchanged += part * size
-        return rings.all_gather(gathered, size=size) + rings.reduce_scatter(exchanged, size=size, on_cpu=on_cpu)
 
     @override
     def __enter__(self) -> FsdpEngine:

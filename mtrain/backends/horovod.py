@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
 from mtrain.backends._torch.backend import TorchBackend, TorchOptions
-from mtrain.core.interfaces import PlannedArray, Recipe
 from mtrain.core.overriding import override
-from mtrain.core.ranks import rings
 from mtrain.errors import LaunchError
 
 if TYPE_CHECKING:
@@ -85,13 +82,6 @@ class Horovod(TorchBackend):
     def __init__(self, options: Options) -> None:
         self.options = options
         self.framework = options.framework
-
-    @override
-    def sent_per_update(
-        self, arrays: Sequence[PlannedArray], recipe: Recipe, *, size: int, on_cpu: bool
-    ) -> float | None:
-        share = 2 / rings.element_bytes(recipe) if self.options.compression == "fp16" else 1.0
-        return share * rings.of_gradients(arrays, recipe, size=size)
 
     @override
     def __enter__(self) -> HorovodEngine:

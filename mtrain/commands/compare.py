@@ -10,7 +10,7 @@ from click.core import ParameterSource
 
 from mtrain.commands.options import JobCommand, spec_options
 from mtrain.errors import CannotTell, MtrainError
-from mtrain.spec import outputs, terminal
+from mtrain.spec import terminal
 from mtrain.spec.files import path_problem
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ def compare(context: click.Context, /, **params: Any) -> None:
     """Train one spec, or run one script, on several backends; say which agree, and how fast each is.
 
     With folders of trainings that have ended (traces of `mtrain-trace run`, run folders, mixtures): say of each what parted
-    first from the first one, and why. --out then writes a page.
+    first from the first one, and why.
 
     Exit code: 0 all agree, 1 they do not, 2 wrong use, 3 cannot tell: one did not run, or left nothing to compare.
     """
@@ -119,7 +119,7 @@ def compare(context: click.Context, /, **params: Any) -> None:
     own = {name: params.pop(name) for name in ("folders", *RECORDED)}
     if own["folders"]:
         _refuse_jobs(context, own["folders"])
-        context.exit(show_recorded(own, page=params["out"] and params["out"] / "compare.html"))
+        context.exit(show_recorded(own))
     for name in RECORDED:
         if own[name]:
             raise click.UsageError(f"{_flag(name)} is for trainings that have ended; give their folders")
@@ -193,7 +193,7 @@ def _refuse_jobs(context: click.Context, folders: tuple[Path, ...]) -> None:
     typed = [
         parameter.opts[-1]
         for parameter in context.command.params
-        if parameter.name not in ("folders", "out", *RECORDED)
+        if parameter.name not in ("folders", *RECORDED)
         and parameter.name is not None
         and context.get_parameter_source(parameter.name) is ParameterSource.COMMANDLINE
     ]
@@ -202,15 +202,12 @@ def _refuse_jobs(context: click.Context, folders: tuple[Path, ...]) -> None:
         raise click.UsageError(f"{given}: expected folders of trainings that have ended, or {typed[0]} and no folder")
 
 
-def show_recorded(params: dict[str, Any], *, page: Path | None) -> int:
+def show_recorded(params: dict[str, Any]) -> int:
     """Print what parted first in trainings that have ended; return the exit code."""
-    from mtrain.compare import recorded, recorded_page
+    from mtrain.compare import recorded
 
     as_json = params.pop("as_json")
     results = recorded.compare(recorded.RecordedRequest(**params))
-    if page is not None:
-        outputs.make_folder(page.parent)
-        outputs.write_text(page, recorded_page.page(results))
     if as_json:
         values = [result.json() for result in results]
         terminal.say(values[0] if len(values) == 1 else f"[{', '.join(values)}]")
@@ -219,8 +216,6 @@ def show_recorded(params: dict[str, Any], *, page: Path | None) -> int:
             if len(results) > 1:
                 terminal.say(f"{chr(10) if number else ''}{params['folders'][0]} and {result.folder}:")
             terminal.say("\n".join(result.text()))
-    if page is not None:
-        terminal.say(f"page: {page}", err=as_json)
     return _worst(result.code for result in results)
 
 

@@ -25,7 +25,7 @@ REFUSED: Mapping[str, str] = {
     "--slim-config=": "pruning, quantisation and distillation are sections of a spec: train.prune, train.quantise, "
     "train.distil; a file with a teacher is imported: mtrain config import STUDENT.yml {value} --to spec.yml",
     "--vdl-log-dir=": "curves are TensorBoard events in the run folder; run folders are made in: -o report.dir={value}",
-    "--evolve": "the search is a command of its own: mtrain sweep -c SPEC --space yolov5 --sampler evolve",
+    "--evolve": "the search is a command of its own: mtrain sweep -c SPEC --space yolov5",
     "--rect": "training images are square here; data.resize says how they become so (letterbox or stretch)",
     "--quad": "mtrain has no such loader; data.image_size is the side that is trained",
     "--nosave": "mtrain always keeps what --resume needs; checkpoint.keep_last=1 keeps least",

@@ -113,7 +113,6 @@ def _make_plan(request: TrainRequest, loaded: "Loaded", tell: Callable[[str], No
     from mtrain.jobs.hosts import allocated_hosts
     from mtrain.jobs.place import locate
     from mtrain.jobs.plan import mesh as plan_mesh
-    from mtrain.jobs.plan import sent_bytes as plan_sent
     from mtrain.jobs.plan.plan import make_plan
     from mtrain.system import plugin_packages
 
@@ -124,10 +123,7 @@ def _make_plan(request: TrainRequest, loaded: "Loaded", tell: Callable[[str], No
     _check_model(loaded, tell)
     where = locate(loaded, resume=request.resume)
     planned = make_plan(loaded, run_dir=where.run, resume=where.checkpoint)
-    more = {
-        **plan_mesh.rows(loaded, size=planned.size, on_cpu=planned.on_cpu),
-        **plan_sent.rows(loaded, size=planned.size, on_cpu=planned.on_cpu),
-    }
+    more = plan_mesh.rows(loaded, size=planned.size, on_cpu=planned.on_cpu)
     return replace(planned, numbers={**planned.numbers, **more})
 
 

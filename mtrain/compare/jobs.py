@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mtrain.compare import referee_jobs, several
-from mtrain.compare.arrays import farthest
 from mtrain.compare.benches import Bench, bench_of, preflight, repeats_in_one_start, run_job, with_values
 from mtrain.compare.profiles import Profile, violations
 from mtrain.compare.referee import Referee, with_measured_bounds
@@ -59,7 +58,7 @@ def compare(request: CompareRequest) -> Comparison:
         if state is not None and reference is None:
             reference = bench, state
         elif state is not None and reference is not None:
-            against[bench.variant.label] = _against(request, reference, (bench, state))
+            against[bench.variant.label] = _against(request, reference[0], bench)
     referee = _settle(request, reference, benches, against) if reference else None
     profile = request.bounds if referee is None else with_measured_bounds(request.bounds, referee)
     if referee is not None:
@@ -196,15 +195,13 @@ def _result(history: History | None) -> tuple[Any, Any]:
 
 
 # ---------------------------------------------------------------------------------------------------------- the results
-def _against(request: CompareRequest, reference: tuple[Bench, State], other: tuple[Bench, State]) -> Against:
-    (first, ours), (bench, theirs) = reference, other
+def _against(request: CompareRequest, first: Bench, bench: Bench) -> Against:
     a, b = first.trace, bench.trace
     assert a is not None
     assert b is not None
     compared = comparing.compare(a, b)
     against = Against(
         difference=compared,
-        farthest=farthest(ours, theirs),
         beyond=(),
         causes=in_words(several.explain(compared), (first.variant.label, bench.variant.label)),
         updates=(len(a.updates), len(b.updates)),

@@ -11,7 +11,7 @@ from mtrain.compare.results import BackendRow, Comparison
 from mtrain.compare.traces import WORDS
 from mtrain.records import svg
 from mtrain.records.html import document, grid
-from mtrain.records.svg import Bar, Line
+from mtrain.records.svg import Line
 from mtrain_trace.differences import GRADIENT, LOSS, MEANING, WEIGHTS
 from mtrain_trace.reading import AVERAGE
 from mtrain_trace.rounding import GROWTH
@@ -27,9 +27,7 @@ def page(result: Comparison) -> str:
     if result.reference is not None:
         body.append(_section("Training", _legend(result), grid(_training(result))))
         body.append(_section("Differences from " + result.reference.label, _same(result), grid(_growth(result))))
-        body.append(
-            _section("Speed", _bars(result), _table(tables.speeds(result), result, kind="speed"), _timing(result))
-        )
+        body.append(_section("Speed", _table(tables.speeds(result), result, kind="speed"), _timing(result)))
     body.append(_section("What was run", _facts(result), *map(_plan, result.rows)))
     return document(result.title, "".join(body))
 
@@ -186,22 +184,6 @@ def _growth(result: Comparison) -> list[str]:
 
 
 # --------------------------------------------------------------------------------------------------------------- speed
-def _bars(result: Comparison) -> str:
-    rows = [
-        Bar(
-            label=row.label,
-            colour=_colour(row.label, result),
-            low=row.speed.quartiles_ms[0],
-            middle=row.speed.quartiles_ms[1],
-            high=row.speed.quartiles_ms[2],
-        )
-        for row in result.rows
-        if row.speed is not None
-    ]
-    drawing = svg.bars("time of an update: median and quartiles", rows) if rows else ""
-    return f'<div class="wide">{drawing}</div>' if drawing else ""
-
-
 def _timing(result: Comparison) -> str:
     speeds = [row.speed for row in result.rows if row.speed is not None]
     jobs, updates = int(np.min([speed.jobs for speed in speeds])), int(np.min([speed.updates for speed in speeds]))

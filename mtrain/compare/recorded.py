@@ -49,11 +49,6 @@ class RecordedResult:
     code: int
     """Exit code, as that of ``mtrain-trace compare``."""
 
-    @property
-    def agree(self) -> bool:
-        """Whether nothing but rounding parts them, or with ``bits`` nothing at all."""
-        return self.code == mtrain_trace.command.SAME
-
     def text(self) -> Sequence[str]:
         """Return the comparison for a terminal, as ``mtrain-trace compare`` prints it."""
         return mtrain_trace.wording.text(list(self.comparisons))

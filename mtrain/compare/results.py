@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from mtrain.compare.arrays import Farthest
 from mtrain.compare.profiles import MEASURED, Profile
 from mtrain.compare.referee import Referee
 from mtrain.compare.speed import Speed
@@ -49,8 +48,6 @@ class Against:
     """The comparison of one backend with the reference."""
 
     difference: comparing.Comparison
-    farthest: Mapping[str, Farthest]
-    """Farthest array in the last checkpoints, by ``weights``, ``ema``, ``moments``."""
     beyond: Sequence[str]
     """Differences that the profile does not allow, as text."""
     causes: Sequence[str]
@@ -224,8 +221,5 @@ def _against(against: Against) -> dict[str, Any]:
         "gaps": {
             name: {"first_update": gap.first, "largest": gap.largest, "curve": gap.curve}
             for name, gap in comparison.gaps.items()
-        },
-        "last_checkpoint": {
-            part: {"largest": far.difference, "array": far.name} for part, far in against.farthest.items()
         },
     }

@@ -1,4 +1,4 @@
-"""Draw curves and bars as SVG text; their colours are classes of the page's style sheet."""
+"""Draw curves as SVG text; their colours are classes of the page's style sheet."""
 
 import math
 from collections.abc import Sequence
@@ -34,17 +34,6 @@ class Line:
     def positions(self) -> Array:
         """Return (U,) the positions of the values on the horizontal axis."""
         return np.arange(len(self.values), dtype=float) if self.x is None else np.asarray(self.x, dtype=float)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Bar:
-    """A median with its quartiles."""
-
-    label: str
-    colour: int
-    low: float
-    middle: float
-    high: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,28 +133,6 @@ def _bound(bound: float, level: float) -> list[str]:
         f'<line class="bound" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{level}" y2="{level}"/>',
         f'<text class="bound" x="{WIDTH - RIGHT - 2}" y="{text_y}" text-anchor="end">allowed {bound:g}</text>',
     ]
-
-
-def bars(title: str, rows: Sequence[Bar]) -> str:
-    """Draw medians in milliseconds as bars with quartiles as whiskers, one below the other."""
-    bars_x, step = 180, 26
-    height = TOP + step * len(rows) + 8
-    scale = _Scale(
-        low=0.0, high=max(max(row.high, row.middle) for row in rows) * 1.12, start=bars_x, end=2 * WIDTH - RIGHT
-    )
-    parts = [f'<svg class="bars" viewBox="0 0 {2 * WIDTH} {height}" role="img" aria-label="{escape(title)}">']
-    parts.append(f'<text class="title" x="0" y="18">{escape(title)}</text>')
-    for i, row in enumerate(rows):
-        y = TOP + i * step
-        low, middle, high = scale(row.low), scale(row.middle), scale(row.high)
-        parts += [
-            f'<text x="{bars_x - 8}" y="{y + 15}" text-anchor="end">{escape(row.label)}</text>',
-            f'<rect class="f{row.colour % COLOURS}" x="{bars_x}" y="{y + 3}" '
-            f'width="{round(middle - bars_x, 1)}" height="17" rx="2"/>',
-            f'<path class="whisker" d="M{low} {y + 11.5}H{high}M{low} {y + 7.5}v8M{high} {y + 7.5}v8"/>',
-            f'<text class="value" x="{max(high, middle) + 6}" y="{y + 15}">{row.middle:.0f} ms</text>',
-        ]
-    return "".join([*parts, "</svg>"])
 
 
 def _frame(x: _Scale, levels: Sequence[tuple[float, float]], x_title: str) -> list[str]:

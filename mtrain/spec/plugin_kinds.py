@@ -26,7 +26,7 @@ KINDS = tuple(SINGULAR)
 DECLARED: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "backends": (
         "mtrain.core.interfaces.Backend",
-        ("nn", "ops", "check", "before_script", "takes_meshes", "sent_per_update"),
+        ("nn", "ops", "check", "before_script", "takes_meshes"),
     ),
     "models": ("mtrain.core.interfaces.Model", ("kind", "published", "fused", "native")),
     "datasets": ("mtrain.core.interfaces.Dataset", ("kind", "made_on_first_use")),

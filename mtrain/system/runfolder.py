@@ -15,7 +15,7 @@ import glob
 import itertools
 import os
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -30,6 +30,7 @@ CHOSEN = "chosen.json"
 """File with what somebody chose for the run, see ``cluster.chosen``."""
 REQUEST_FILES = ("spec.json", "spec.yml", "plan.txt", "plan.json", "environment.json", CHOSEN)
 """Files of a run folder that record the request: the spec, the plan and the environment."""
+JOB = "a job in this folder"
 ROUNDS = "rounds.json"
 """File with the folders of the trainings that a job of `mtrain compare` does before its own, in one start."""
 
@@ -253,18 +254,23 @@ def write_once(path: Path, text: str) -> None:
     outputs.write_text(path, text)
 
 
+def take_folder(run: RunFolder, *, node: int = 0) -> AbstractContextManager[None]:
+    """Lock this folder, so that no other process runs a job in it as host ``node``, see ``hold``."""
+    return hold(run.path, f".lock-{node}", doing=JOB)
+
+
 @contextmanager
-def take_folder(run: RunFolder, *, node: int = 0) -> Iterator[None]:
-    """Lock this folder, so that no other process runs a job in it as host ``node``. The lock ends with the process.
+def hold(folder: Path, name: str, *, doing: str) -> Iterator[None]:
+    """Lock a folder by a file of this name, so that no other process does the same there. The lock ends with the process.
 
     Raises:
         UsageError: another process holds the lock, the folder cannot be written to, or a link in it leads out of it.
     """
-    with _opened_lock(run, node) as file:
+    with _opened_lock(folder, name) as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise _is_running(run.path, file) from error
+            raise _is_held(folder, file, doing) from error
         except OSError:  # The file system has no locks: run unprotected instead of refusing every job.
             pass
         file.truncate(0)
@@ -288,23 +294,23 @@ def refuse_running(run: Path) -> None:
             try:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
             except BlockingIOError as error:
-                raise _is_running(run, file) from error
+                raise _is_held(run, file, JOB) from error
             except OSError:  # The file system has no locks.
                 return
 
 
-def _is_running(run: Path, lock: IO[str]) -> UsageError:
+def _is_held(folder: Path, lock: IO[str], doing: str) -> UsageError:
     lock.seek(0)
     number = lock.read(20).strip() or "?"
-    return UsageError(f"{run}: process {number} is running a job in this folder; end it first, or wait")
+    return UsageError(f"{folder}: process {number} is running {doing}; end it first, or wait")
 
 
-def _opened_lock(run: RunFolder, node: int) -> IO[str]:
+def _opened_lock(folder: Path, name: str) -> IO[str]:
     try:
-        outputs.refuse_links_out(run.path)
-        return outputs.open_to_write(run.path / f".lock-{node}", "a+")
+        outputs.refuse_links_out(folder)
+        return outputs.open_to_write(folder / name, "a+")
     except OSError as error:
-        raise _unwritable(run.path, error) from error
+        raise _unwritable(folder, error) from error
 
 
 def _unwritable(run: Path, error: OSError) -> UsageError:

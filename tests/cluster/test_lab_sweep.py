@@ -26,7 +26,7 @@ def test_trials_are_jobs_over_two_hosts_and_a_killed_sweep_goes_on(lab: Lab) -> 
     (lab.share / "space.yml").write_text(
         yaml.safe_dump({"optimizer.learning_rate": {"low": 0.001, "high": 0.01, "log": True}})
     )
-    words = ("--space", "space.yml", "--trials", "2", "--sampler", "evolve", "--ips", lab.ips(2), "--cluster", "ssh",
+    words = ("--space", "space.yml", "--trials", "2", "--sampler", "random", "--ips", lab.ips(2), "--cluster", "ssh",
              "--nproc-per-node", "1", "-o", "evaluate.every_updates=5", "--out", str(folder))  # fmt: skip
     killed = lab.start(FIRST, [sys.executable, "-m", "mtrain", "sweep", *words])
     records = folder / "trials" / "0001" / "metrics.jsonl"

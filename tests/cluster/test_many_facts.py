@@ -123,7 +123,7 @@ def test_the_odd_host_is_named_and_not_all_others_also_where_it_is_the_first():
     python["packages"] = {"numpy": "1.0.0"}
     python["modules"] = {"torch": "torch 2.1.0"}
     python["code"] = {"folder": "/old", "digest": "b" * 64}
-    host_facts[0].facts["data"] |= {"digests": ["y"]}
+    host_facts[0].facts["data"] |= {"digest": "y"}
     found = odd(compare(host_facts))
     assert {finding.hosts for finding in found} == {(host_facts[0].label,)}
     assert [finding.check for finding in found] == ["python", "mtrain", "packages", "packages", "data"]

@@ -54,7 +54,7 @@ FACTS = {
     "shm": {"free": GIB, "total": GIB},
     "devices": {"present": 0, "models": []},
     "cores": 4,
-    "data": {"root": "/data", "complete": True, "files": 9, "sized": 9, "bytes": 1000, "digests": ["x"]},
+    "data": {"root": "/data", "complete": True, "files": 9, "sized": 9, "bytes": 1000, "digest": "x"},
     "files": {},
 }
 
@@ -154,7 +154,7 @@ WRONG = {
         "data",
         "data.root /data: No such file",
     ),
-    "other data": ({"data__digests": ["y"]}, "data", "9 files, 1,000 bytes"),
+    "other data": ({"data__digest": "y"}, "data", "9 files, 1,000 bytes"),
     "small disk": ({"disk__free": 50 << 20}, "disk", "50 MiB free at /runs, expected 1.0 GiB at the least"),
     "read-only disk": ({"disk__writable": False}, "disk", "/runs is not writable"),
 }
@@ -185,7 +185,7 @@ def test_what_may_go_well_is_a_warning(change, check):
 
 
 def test_several_things_wrong_at_once_are_all_told():
-    host_facts = hosts(python__python="3.12.1", data__digests=["y"], disk__free=0)
+    host_facts = hosts(python__python="3.12.1", data__digest="y", disk__free=0)
     host_facts[0].required = wanted("10.0.0.1", ports=[[29500, "cluster.master_port"]])
     host_facts[0].facts["ports"] = {"29500": "process 7 (sshd) listens there"}
     host_facts[2].skew_s = (30.0, 30.4)
@@ -327,7 +327,7 @@ def test_agents_are_asked_and_reach_each_other(agents, tmp_path):
 
 
 @pytest.mark.job
-def test_the_first_file_that_differs_is_named_and_a_taken_port_and_a_file_that_is_missing(agents, tmp_path):
+def test_data_that_differ_a_taken_port_and_a_file_that_is_missing_are_told(agents, tmp_path):
     for side, size in (("left", 3), ("right", 5)):
         folder = tmp_path / side / "data"
         folder.mkdir(parents=True)
@@ -343,7 +343,9 @@ def test_the_first_file_that_differs_is_named_and_a_taken_port_and_a_file_that_i
         actual = preflight(agents(2), [{**left, "ports": [[port, "cluster.master_port"]]}, right])
     values = {finding.check: finding.text for finding in bad(actual)}
     assert sorted(values) == ["data", "files", "ports"], table(actual)
-    assert "7.jpg has 5 bytes, expected 3" in values["data"]
+    assert (
+        f"other files (50 files, 54 bytes; 127.0.0.1 ({socket.gethostname()}) has 50 files, 52 bytes)" in values["data"]
+    )
     assert values["files"].endswith("w.pt: No such file or directory")
     assert f"{port} is taken on 127.0.0.1: process {os.getpid()} (" in values["ports"]
 
@@ -371,7 +373,7 @@ SAID = {
     "changed": ("@ WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED! @\nHost key verification failed.", "ssh-keygen -R"),
     "name": ("ssh: Could not resolve hostname b: Name or service not known", "give addresses"),
     "silent": ("ssh: connect to host b port 22: Connection timed out", "firewalls"),
-    "hung up": ("kex_exchange_identification: Connection closed by remote host", "MaxStartups"),
+    "hung up": ("kex_exchange_identification: Connection closed by remote host", "ssh -v b true"),
     "strange": ("something new", "ssh -v b true"),
 }
 

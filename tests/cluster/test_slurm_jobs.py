@@ -97,19 +97,6 @@ def test_a_running_job_is_shown_followed_and_cancelled(slurm: SlurmLab):
 
 
 @pytest.mark.slow
-def test_an_array_trains_one_run_for_each_seed(slurm: SlurmLab):
-    number = slurm.submit("--name", "seeds", "--array", "1-2", "-o", "train.updates=2", hosts=1)
-    lines = slurm.mtrain("logs", "-f", number, timeout_s=240).splitlines()
-    assert [line for line in lines if "ended with exit code" in line] == [
-        f"[{index}] mtrain ended with exit code 0" for index in (1, 2)
-    ]
-    state = json.loads(slurm.mtrain("status", "--json", number))
-    assert (state["phase"], state["code"]) == ("done", 0)
-    seeds = {json.loads((slurm.share / f"runs/seeds-{n}/spec.json").read_text())["train"]["seed"] for n in (1, 2)}
-    assert seeds == {1, 2}
-
-
-@pytest.mark.slow
 def test_a_folder_with_blanks_and_signs_of_the_shell_trains(slurm: SlurmLab):
     folder = slurm.share / "a b %j $(touch stolen) 'x'"
     folder.mkdir()

@@ -24,4 +24,4 @@ def test_a_job_of_many_nodes_starts_once_on_each_is_shown_and_is_cancelled():
     # One step for the agent of each node; scontrol lists the hosts for the batch script.
     assert calls["start"] == {"srun": NODES, "scontrol": 1}
     # The controller is asked for the job, for its queue, and for the names of all hosts at once.
-    assert calls["status, twice"] == {"squeue": 2, "scontrol": 4}
+    assert calls["status, twice"] == {"scontrol": 4}

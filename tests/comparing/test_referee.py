@@ -37,9 +37,7 @@ def settled(jobs: dict[str, Trace], *, nudge: Trace | None = None, exact: dict[s
     )
     profile = with_measured_bounds(PROFILES["float32"], referee)
     against = {
-        name: Against(
-            difference=(found := compare(first, trace)), farthest={}, beyond=violations(found.gaps, profile), causes=[]
-        )
+        name: Against(difference=(found := compare(first, trace)), beyond=violations(found.gaps, profile), causes=[])
         for name, trace in others
     }
     speed = speed_of([history([0.1] * 12)], started=[99.0], batch=8, timed=True)

@@ -10,13 +10,11 @@ import numpy as np
 import pytest
 
 from mtrain.compare import tables, wording
-from mtrain.compare.arrays import farthest
 from mtrain.compare.page import page
 from mtrain.compare.profiles import PROFILES, violations
 from mtrain.compare.results import Against, BackendRow, Comparison
 from mtrain.compare.several import explain
 from mtrain.compare.speed import left_out, speed_of
-from mtrain.core.interfaces import State
 from mtrain.core.record_files import finite
 from mtrain.core.state.trace import Shares
 from mtrain.records.history import History
@@ -56,7 +54,7 @@ def comparison(
     for name, trace in list(jobs.items())[1:]:
         actual = compare(first, trace)
         beyond = violations(actual.gaps, PROFILES[profile])
-        against[name] = Against(difference=actual, farthest={}, beyond=beyond, causes=explain(actual))
+        against[name] = Against(difference=actual, beyond=beyond, causes=explain(actual))
     return Comparison(
         title="net on backends", source="a.yml", facts={"updates": "12 updates"}, profile=PROFILES[profile], updates=12,
         rows=[*results, *rows], against=against,
@@ -272,39 +270,6 @@ def test_ranks_that_wait_longer_than_others_are_reported_as_a_range(shares, cell
 
 def test_bytes_sent_by_a_traced_job_are_not_reported():
     assert speed_of([history([0.1] * 9, sent=1000)], started=[99.0], batch=8, timed=False).sent_bytes is None
-
-
-# -------------------------------------------------------------------------------------------------------------- arrays
-def test_the_array_that_differs_most_is_named():
-    a = State(weights={"x": np.array([4.0, 2.0]), "y": np.array([1.0])}, moments={"m/x": np.array([1e-9])})
-    b = State(weights={"x": np.array([4.0, 3.0]), "y": np.array([1.1])}, moments={"m/x": np.array([2e-9])})
-    actual = farthest(a, b)
-    assert (actual["weights"].name, actual["weights"].difference) == ("x", 0.25)
-    assert actual["moments"].difference == pytest.approx(1e-6), (
-        "measured against the smallest magnitude, not against itself"
-    )
-    assert "ema" not in actual
-
-
-@pytest.mark.parametrize(
-    ("one", "other"), [([1.0, np.nan], [1.0, 2.0]), ([1.0, 2.0], [np.nan, 2.0]), ([np.nan], [np.nan])]
-)
-def test_a_number_that_is_none_is_infinitely_far(one, other):
-    actual = farthest(State(weights={"x": np.array(one)}), State(weights={"x": np.array(other)}))
-    assert actual["weights"].difference == float("inf")
-
-
-def test_the_distance_of_arrays_is_measured_against_the_reference():
-    actual = farthest(State(weights={"x": np.array([2.0, -4.0])}), State(weights={"x": np.array([2.0, 16.0])}))
-    assert actual["weights"].difference == 20.0 / 4.0
-
-
-def test_arrays_that_one_job_lacks_have_an_infinite_difference():
-    actual = farthest(State(weights={"x": np.ones(1)}), State(weights={"x": np.ones(1), "z": np.ones(1)}))
-    assert (actual["weights"].name, actual["weights"].difference) == ("z", float("inf"))
-    assert farthest(State(weights={"x": np.ones(1)}), State(weights={"x": np.ones(2)}))["weights"].difference == float(
-        "inf"
-    )
 
 
 def test_the_table_and_the_curves_have_the_same_sizes_and_count_updates_from_one():

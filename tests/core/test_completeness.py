@@ -163,11 +163,11 @@ def test_what_is_not_a_session_is_refused_with_the_remedy(
     assert caught.value.exit_code == 2
 
 
-@pytest.mark.parametrize("absent", ["check", "before_script", "takes_meshes", "sent_per_update"])
+@pytest.mark.parametrize("absent", ["check", "before_script", "takes_meshes"])
 def test_a_backend_without_a_member_that_has_a_default_is_refused_when_it_is_loaded(
     tmp_path: Path, absent: str
 ) -> None:
-    members = {"nn", "ops", "check", "before_script", "takes_meshes", "sent_per_update"} - {absent}
+    members = {"nn", "ops", "check", "before_script", "takes_meshes"} - {absent}
     (tmp_path / f"without_{absent}.py").write_text(
         "from pydantic import BaseModel\nclass Partial:\n    class Options(BaseModel):\n        pass\n"
         f"    {' = '.join(sorted(members))} = None\n"

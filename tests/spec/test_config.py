@@ -539,21 +539,8 @@ KUBERNETES = ("cluster.name=kubernetes", "cluster.options.image=registry.example
     ("typed", "begins"),
     [
         (  # the section as a whole is wrong: the key that the message names is to blame, not the one that was typed last
-            (*KUBERNETES, "cluster.options.data_path=/runs", "cluster.options.data_claim=d"),
-            "-o cluster.options.data_path=/runs: cluster.options: data_path /runs and runs_path /runs overlap",
-        ),
-        (
-            (
-                *KUBERNETES,
-                "cluster.options.runs_path=/data/x",
-                "cluster.options.data_claim=d",
-                "cluster.options.user=5",
-            ),
-            "-o cluster.options.runs_path=/data/x: cluster.options: data_path /data and runs_path /data/x overlap",
-        ),
-        (
-            (*KUBERNETES, "cluster.options.memory=1Gi", "cluster.options.cpu=1"),
-            "-o cluster.options.memory=1Gi: cluster.options: shm 2Gi given with memory 1Gi",
+            (*KUBERNETES, "cluster.options.env.HOME=/x", "cluster.options.user=5"),
+            "-o cluster.options.env.HOME=/x: cluster.options: env: HOME is set by mtrain",
         ),
         (  # what is missing was typed nowhere
             ("cluster.name=kubernetes", "cluster.options.data_claim=d"),
@@ -571,8 +558,8 @@ def test_a_missing_option_in_a_file_is_told_with_the_line_of_its_section(tmp_pat
     path.write_text("_BASE_: digits\ncluster:\n  name: kubernetes\n  options:\n    data_claim: d\n")
     with pytest.raises(SpecError, match=rf"{path}:4 cluster\.options\.image: missing"):
         config.load(path, environ={})
-    with pytest.raises(SpecError, match=r"-o cluster\.options\.data_path=/runs: cluster\.options: data_path /runs and"):
-        config.load(path, overrides=["cluster.options.image=x:1", "cluster.options.data_path=/runs"], environ={})
+    with pytest.raises(SpecError, match=r"-o cluster\.options\.env\.USER=me: cluster\.options: env: USER is set by"):
+        config.load(path, overrides=["cluster.options.image=x:1", "cluster.options.env.USER=me"], environ={})
 
 
 @pytest.mark.parametrize(("join_s", "expected"), [("4", 4), ("null", 600)])

@@ -20,7 +20,7 @@ class Mine:
         timeout_s: int = 5
         retries: int = 0
     framework = "none"
-    nn = ops = check = before_script = takes_meshes = sent_per_update = None
+    nn = ops = check = before_script = takes_meshes = None
     rendezvous = "none"
 
 class Bare:

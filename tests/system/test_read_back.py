@@ -117,7 +117,7 @@ READ: dict[str, tuple[str, str | None, Callable[[Path], Any]]] = {
     "submitted job": (".submitted/x/job.json", text(RECORD), submission.jobs),
     "request": ("job.yml", "metadata:\n  namespace: mine\n", parameters_of_job),
     "sweep": ("sweep.json", text(SWEEP), lambda folder: definitions.read(folder).base),
-    "log of a trial": ("logs/0000.log", "error: x\n", lambda folder: trial_jobs._read_from(folder / "logs/0000.log", 0)),
+    "log of a trial": ("logs/0000.log", "error: x\n", lambda folder: trial_jobs.end_of(folder / "logs/0000.log", start=0, limit_bytes=99)),
     "journal": ("study.db", None, journal),
 }  # fmt: skip
 """What is read back: its file, its text where each line of it counts, and the function that reads it for commands."""
@@ -236,7 +236,6 @@ ABOVE = {
     "mtrain_ui/pages/state": "lock", "records/reporters/csv_table": "table", "spec/config": "spec of a run",
     "spec/run_spec": "spec of a run", "spec/sources": "spec of a run", "spec/yaml_reader": "spec of a run",
     "compare/recorded": "spec of a compared run", "mtrain_sweep/definition": "sweep", "mtrain_sweep/journal": "journal",
-    "mtrain_sweep/trial_jobs": "log of a trial",
     "system/failures": "failure", "system/runfolder": "summary",
     "weights/backup/form": "id of a copied run",
 }  # fmt: skip

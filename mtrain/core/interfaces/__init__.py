@@ -8,7 +8,7 @@ and ``allocation`` (of schedulers), ``reporter``, ``live`` (predictions on image
 evaluation), ``program`` (exports) and ``exported`` (readers of them). Nothing here names a particular backend, framework or kind of task.
 """
 
-from mtrain.core.interfaces.backend import NEUTRAL_FRAMEWORKS, Backend, PlannedArray
+from mtrain.core.interfaces.backend import NEUTRAL_FRAMEWORKS, Backend
 from mtrain.core.interfaces.capabilities import Capabilities
 from mtrain.core.interfaces.cluster import Cluster, HostedJob
 from mtrain.core.interfaces.collective import Collective
@@ -49,7 +49,6 @@ __all__ = [
     "Optimizer",
     "Outline",
     "Part",
-    "PlannedArray",
     "Precision",
     "Progress",
     "Pruning",

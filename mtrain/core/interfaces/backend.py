@@ -1,9 +1,6 @@
 """A way of training on many ranks."""
 
 from abc import abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass
-from math import prod
 from types import ModuleType
 from typing import ClassVar, Protocol
 
@@ -16,19 +13,6 @@ NEUTRAL_FRAMEWORKS = ("torch", "paddle")
 """Frameworks on which mtrain's layers and functions exist."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PlannedArray:
-    """A weight of a model that is not built yet."""
-
-    shape: tuple[int, ...]
-    trained: bool = True
-
-    @property
-    def length(self) -> int:
-        """Number of elements."""
-        return prod(self.shape)
-
-
 class Backend(Protocol):
     """A way of training on many ranks: the target of one ``mtrain.backends`` entry point.
 
@@ -37,8 +21,8 @@ class Backend(Protocol):
     ``with backend as session:`` binds.
 
     A class that has all members need not be derived from this one. A class that is derived from it inherits the members
-    that are not abstract: ``check``, ``before_script``, ``takes_meshes``, ``waits_asleep``,
-    ``gives_up_s`` and ``sent_per_update``.
+    that are not abstract: ``check``, ``before_script``, ``takes_meshes``, ``waits_asleep`` and
+    ``gives_up_s``.
     """
 
     Options: ClassVar[type[BaseModel]]
@@ -90,21 +74,6 @@ class Backend(Protocol):
         The script may never open a session, so it must not import a framework.
         """
         return
-
-    def sent_per_update(
-        self, arrays: Sequence[PlannedArray], recipe: Recipe, *, size: int, on_cpu: bool
-    ) -> float | None:
-        """Return how many bytes each of ``size`` ranks sends in an update, for the plan; None, the default: not known.
-
-        It must not import a framework. Left out is what does not grow with the model: what ranks agree on after an update.
-
-        Args:
-            arrays: The weights of the model in its order, without buffers.
-            recipe: The recipe of the job, without a mesh.
-            size: Number of ranks.
-            on_cpu: Whether it is certain that they compute on the CPU.
-        """
-        return None
 
     @abstractmethod
     def __enter__(self) -> RankSession:

@@ -103,8 +103,6 @@ class QueueState:
     """Names of the hosts on which it runs, where known."""
     code: int | None = None
     """Exit code of the job, once it has ended and where known."""
-    id: str | None = None
-    """The scheduler's id of the job that goes on with the run now; None: the one that was submitted."""
 
     @property
     def ended(self) -> bool:
@@ -141,10 +139,6 @@ class Queue(Protocol):
     def state(self, job: QueuedJob) -> QueueState:
         """Return the state of a job."""
         ...
-
-    def continues(self, job: QueuedJob, number: str) -> bool:
-        """Return whether the scheduler's job ``number`` goes on with the run of ``job``, given to it by hand."""
-        return False
 
     @abstractmethod
     def logs(self, job: QueuedJob, *, follow: bool) -> Iterator[str]:

@@ -25,33 +25,13 @@ SSH_CAUSES: Sequence[tuple[str, str]] = (
         "its name is not known here: correct --ips, or give addresses",
     ),
     (
-        "UNPROTECTED PRIVATE KEY FILE|bad permissions",
-        "others may read the private key, so ssh does not use it: chmod 600 that file",
+        "PRIVATE KEY FILE|bad permissions|Identity file .* not accessible|authentication failures|Permission denied",
+        "it takes no key of yours: ssh-copy-id {host}, or give one with --ssh-identity-file that you alone may read",
     ),
-    (
-        "Identity file .* not accessible",
-        "the key of --ssh-identity-file is not there: correct it",
-    ),
-    (
-        "Too many authentication failures",
-        "it was offered too many keys: give the right one with --ssh-identity-file, and IdentitiesOnly in "
-        "~/.ssh/config",
-    ),
-    (
-        "Permission denied|No more authentication methods",
-        "it takes no key of yours: ssh-copy-id {host}, or give --ssh-identity-file",
-    ),
-    ("Bad owner or permissions", "ssh refuses its own settings because others may write them: chmod 600 that file"),
-    ("Bad configuration option|bad configuration options", "your ~/.ssh/config holds what this ssh does not know"),
     ("Connection refused", "nothing listens there: start its ssh server, or give --ssh-port"),
     (
-        "No route to host|Network is unreachable|Host is down",
-        "there is no way to it: is it up, and on this network?",
-    ),
-    ("timed out|not responding", "it does not answer: is it up, and do firewalls let ssh pass?"),
-    (
-        "kex_exchange_identification|Connection closed|Connection reset|Broken pipe",
-        "it hung up: see the log of its ssh server, which may have too many connections (MaxStartups)",
+        "No route to host|unreachable|Host is down|timed out|not responding",
+        "it does not answer: is it up and on this network, and do firewalls let ssh pass?",
     ),
 )
 """(regular expression for the output of ssh, remedy); the first match counts, so specific causes stand before general

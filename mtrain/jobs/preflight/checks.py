@@ -6,16 +6,14 @@ reference, that of the first host where there is no majority: a finding about a 
 """
 
 import time
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from mtrain.jobs.hosts.channel import Channel, ask_all
 from mtrain.jobs.hosts.messages import Message
-from mtrain.jobs.preflight.comparison import HostFacts, compare, digests_of
+from mtrain.jobs.preflight.comparison import HostFacts, compare
 from mtrain.jobs.preflight.findings import Finding, merge_findings
-from mtrain.jobs.preflight.folder_listing import first_difference
-from mtrain.jobs.preflight.majority import reference
 from mtrain.jobs.preflight.partners import partners
 from mtrain.jobs.preflight.requirements import requirements
 
@@ -51,9 +49,8 @@ def preflight(
         else:
             hosts.append(HostFacts(index=index, required=required[index], facts=answer["facts"]))
             host_channels.append(channel)
-    # Both ask all hosts once more, and what they find out is compared together with the facts.
+    # It sets the clocks of the hosts, which are compared with the facts.
     between = _between(hosts, host_channels, now)
-    _compare_data(hosts, host_channels)
     compared = [*compare(hosts), *between]
     if len(hosts) < len(required):  # Without names, "ok" would be claimed for the hosts that did not answer, too.
         addresses = tuple(host.address for host in hosts)
@@ -116,42 +113,3 @@ def _explain_unreached(source: HostFacts, target: HostFacts, problem: str) -> Fi
             "cluster.ips"
         ),
     )
-
-
-# ----------------------------------------------------------------------------------------------------------------- data
-def _compare_data(hosts: Sequence[HostFacts], channels: Sequence[Channel]) -> None:
-    """Set ``first_difference`` of each host whose data differs from what most hosts have.
-
-    Asks it and one of those for the names of one bucket; of hosts with the same data, the first is asked for all.
-    """
-    listed = [host for host in hosts if (host.facts["data"] or {}).get("complete")]
-    if not listed:
-        return
-    channel_of = {host.index: channel for host, channel in zip(hosts, channels, strict=True)}
-    usual = reference(listed, digests_of)
-    words: dict[Hashable, str] = {}
-    for host in listed:
-        both_digests = zip(usual.facts["data"]["digests"], host.facts["data"]["digests"], strict=True)
-        bucket = next((number for number, (one, other) in enumerate(both_digests) if one != other), None)
-        if bucket is None:
-            continue
-        # Hosts with the same data have the same first difference, and hundreds may share a copy that is old.
-        if digests_of(host) in words:
-            host.first_difference = words[digests_of(host)]
-            continue
-        both = [channel_of[each.index] for each in (usual, host)]
-        expected, actual = (
-            answer.get("files", []) for answer in ask_all(both, "files", timeout_s=ASK_S, bucket=bucket)
-        )
-        difference = first_difference([tuple(each) for each in expected], [tuple(each) for each in actual])
-        if difference is not None:
-            host.first_difference = words[digests_of(host)] = _in_words(*difference)
-
-
-def _in_words(name: str, expected: int | None, actual: int | None) -> str:
-    """Word a difference between two sizes of a file; -1: it is missing."""
-    if actual == -1:
-        return f"{name} is missing"
-    if expected == -1:
-        return f"{name} is one too many"
-    return f"{name} has {actual} bytes, expected {expected}"

@@ -30,8 +30,6 @@ class HostFacts:
     """The answer of ``facts.collect`` on this host."""
     skew_s: tuple[float, float] = (0.0, 0.0)
     """Bounds of the difference between its clock and this machine's, in seconds: (least, most)."""
-    first_difference: str = ""
-    """The first file that differs from the first host's data, in words; "": none, or unknown."""
 
     @property
     def address(self) -> str:
@@ -287,24 +285,16 @@ def _data(hosts: Sequence[HostFacts]) -> list[Finding] | str:
             text = f"data.root {data['root']} is too large or too slow to be compared in time"
             problems.append(_warning("data", host, text, "make sure that it is the same on every host"))
     listed = [host for host in hosts if host.facts["data"].get("complete")]
-    usual = majority.reference(listed, digests_of) if listed else hosts[0]
+    usual = majority.reference(listed, lambda host: str(host.facts["data"]["digest"])) if listed else hosts[0]
     for host in listed:
         expected, actual = usual.facts["data"], host.facts["data"]
-        if actual["digests"] != expected["digests"]:
-            text = (
-                f"data.root {actual['root']}: {host.first_difference or 'other files'} ({_count_hosts(actual)}; "
-                f"{usual.label} has {_count_hosts(expected)})"
-            )
+        if actual["digest"] != expected["digest"]:
+            text = f"data.root {actual['root']}: other files ({_count_files(actual)}; {usual.label} has {_count_files(expected)})"
             problems.append(_bad("data", host, text, "copy it anew, for example with rsync -a --delete"))
-    return problems or f"data.root is the same on every host: {_count_hosts(usual.facts['data'])}"
+    return problems or f"data.root is the same on every host: {_count_files(usual.facts['data'])}"
 
 
-def digests_of(host: HostFacts) -> Hashable:
-    """Return a value that is equal for hosts with the same data, of which all files could be listed."""
-    return tuple(host.facts["data"]["digests"])
-
-
-def _count_hosts(data: Mapping[str, Any]) -> str:
+def _count_files(data: Mapping[str, Any]) -> str:
     some = "" if data["sized"] == data["files"] else f", sizes of {data['sized']:,} compared"
     return f"{data['files']:,} files, {data['bytes']:,} bytes{some}"
 

@@ -6,7 +6,6 @@ An agent keeps one ``FactCollector`` and passes every such question to ``FactCol
     {"do": "facts", "wanted": {...}}                           -> {"facts": collect(wanted)}
     {"do": "listen", "address": A}                             -> {"port": P, "word": W}
     {"do": "connect", "targets": [{address, port, word}...], "source": A}   -> {"reached": ["" or what is wrong, ...]}
-    {"do": "files", "bucket": N}                               -> {"files": [[name, bytes], ...]}
 
 Each answer also contains ``clock``, the wall clock in seconds since 1970. If collecting fails, ``error`` stands in
 place of the result. ``QUESTIONS`` are the values of ``do``. ``wanted`` holds the requirements for this host, see
@@ -32,13 +31,13 @@ from typing import Any
 import psutil
 
 from mtrain.jobs.preflight import interpreter_probe
-from mtrain.jobs.preflight.folder_listing import Listing, list_folder
+from mtrain.jobs.preflight.folder_listing import list_folder
 from mtrain.spec.files import open_file
 from mtrain.system import environment, names, placement
 
 __all__ = ["QUESTIONS", "FactCollector", "Listeners", "collect", "interpreter", "reach"]
 
-QUESTIONS = ("resolve", "facts", "listen", "connect", "files")
+QUESTIONS = ("resolve", "facts", "listen", "connect")
 PACKAGES = (
     *("numpy", "pydantic", "pyyaml", "opencv-python-headless", "pillow", "simplejpeg", "safetensors", "scikit-learn"),
     "faster-coco-eval",
@@ -55,15 +54,11 @@ DRIVER = "/proc/driver/nvidia/gpus/*/information"
 
 
 class FactCollector:
-    """Answers questions about this host, and keeps the listeners and the file list that later questions use.
-
-    Close it at the end.
-    """
+    """Answers questions about this host, and keeps the listeners that later questions use. Close it at the end."""
 
     def __init__(self, *, clock: Callable[[], float] = time.time) -> None:
         self._clock = clock
         self._listeners = Listeners()
-        self._listing: Listing | None = None
 
     def answer(self, question: Mapping[str, Any]) -> dict[str, Any]:
         """Answer one question, see the head of this file; an exception becomes the answer's ``error``."""
@@ -80,15 +75,12 @@ class FactCollector:
         if do == "resolve":
             return {"addresses": names.look_up(question["hosts"], limit_s=RESOLVE_S)}
         if do == "facts":
-            facts, self._listing = _collect(question["wanted"])
-            return {"facts": facts}
+            return {"facts": collect(question["wanted"])}
         if do == "listen":
             port, word = self._listeners.open(question["address"])
             return {"port": port, "word": word}
         if do == "connect":
             return {"reached": reach(question["targets"], source=question.get("source"))}
-        if do == "files":
-            return {"files": [] if self._listing is None else self._listing.bucket(int(question["bucket"]))}
         return {"error": f"{do!r} is none of {', '.join(QUESTIONS)}"}
 
     def close(self) -> None:
@@ -98,15 +90,9 @@ class FactCollector:
 
 def collect(wanted: Mapping[str, Any]) -> dict[str, Any]:
     """Return all facts about this host that the requirements ``wanted`` are compared with."""
-    return _collect(wanted)[0]
-
-
-def _collect(wanted: Mapping[str, Any]) -> tuple[dict[str, Any], Listing | None]:
-    """Return the facts, and the list of files from which the data's digests were made."""
     folder = Path(wanted.get("cwd") or ".")
     environ = environment.clean(environment.caller())
-    data, listing = _data(wanted.get("data"), folder)
-    facts = {
+    return {
         "host": socket.gethostname(),
         "addresses": [list(pair) for pair in placement.own_addresses()],
         "names": names.look_up([*wanted.get("names", ()), socket.gethostname()], limit_s=RESOLVE_S),
@@ -117,10 +103,9 @@ def _collect(wanted: Mapping[str, Any]) -> tuple[dict[str, Any], Listing | None]
         "devices": {"present": placement.count_devices(environ), "models": _device_models()},
         "identity": _identity(),
         "cores": placement.usable_cores(),
-        "data": data,
+        "data": _data(wanted.get("data"), folder),
         "files": {key: _file(folder / Path(path).expanduser()) for key, path in wanted.get("files", {}).items()},
     }
-    return facts, listing
 
 
 # ------------------------------------------------------------------------------------------------------------- Python
@@ -225,23 +210,23 @@ def _device_models() -> list[str]:
 
 
 # --------------------------------------------------------------------------------------------------------------- files
-def _data(requirement: Mapping[str, Any] | None, folder: Path) -> tuple[dict[str, Any] | None, Listing | None]:
-    """Return facts about the data folder, and its list of files; None where the job reads no folder."""
+def _data(requirement: Mapping[str, Any] | None, folder: Path) -> dict[str, Any] | None:
+    """Return facts about the data folder; None where the job reads no folder."""
     if requirement is None:
-        return None, None
+        return None
     root = folder / Path(requirement["root"]).expanduser()
     try:
         listing = list_folder(root, skip=[folder / path for path in requirement.get("skip", ())])
     except OSError as error:
-        return {"root": str(root), "error": error.strerror or str(error)}, None
+        return {"root": str(root), "error": error.strerror or str(error)}
     return {
         "root": str(root),
         "complete": listing.complete,
         "files": len(listing.files),
         "sized": listing.known_sizes,
         "bytes": listing.nbytes,
-        "digests": listing.digests(),
-    }, listing
+        "digest": listing.digest(),
+    }
 
 
 def _file(path: Path) -> dict[str, Any]:

@@ -1,19 +1,12 @@
-"""List a folder as names and sizes of its files, and as digests that let hosts compare it without sending all names.
-
-Files are divided into ``BUCKETS`` buckets by a checksum of their name, and each bucket has a digest. Where digests of
-two hosts differ, the names of one such bucket (some hundreds for a large folder) are sent to find the first file that
-differs.
-"""
+"""List a folder as names and sizes of its files, and as a digest by which hosts compare it."""
 
 import hashlib
 import os
 import time
-import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-BUCKETS = 256
 MAX_NAMES = 1_000_000
 """A folder with this many files is not compared."""
 MAX_SIZES = 20_000
@@ -42,39 +35,12 @@ class Listing:
         """Return the sum of the known sizes, in bytes."""
         return sum(size or 0 for _, size in self.files)
 
-    def digests(self) -> list[str]:
-        """Return the digest of each bucket."""
-        totals = [hashlib.sha256() for _ in range(BUCKETS)]
+    def digest(self) -> str:
+        """Return the digest of all names and sizes."""
+        total = hashlib.sha256()
         for name, size in self.files:
-            totals[bucket_of(name)].update(f"{name}\0{'' if size is None else size}\n".encode(errors="surrogateescape"))
-        return [total.hexdigest()[:16] for total in totals]
-
-    def bucket(self, number: int) -> list[tuple[str, int | None]]:
-        """Return the (name, size) of each file in one bucket; in names, bytes that are no UTF-8 are escaped, for JSON."""
-        files = [
-            (name.encode(errors="surrogateescape"), size) for name, size in self.files if bucket_of(name) == number
-        ]
-        return [(name.decode(errors="backslashreplace"), size) for name, size in files]
-
-
-def bucket_of(name: str) -> int:
-    """Return the bucket of a file's name."""
-    return zlib.crc32(name.encode(errors="surrogateescape")) % BUCKETS
-
-
-def first_difference(
-    one: Sequence[tuple[str, int | None]], other: Sequence[tuple[str, int | None]]
-) -> tuple[str, int | None, int | None] | None:
-    """Return (name, size in ``one``, size in ``other``) of the first file that differs, or None.
-
-    Size -1: it is missing.
-    """
-    sizes_in_one, sizes_in_other = dict(one), dict(other)
-    for name in sorted(sizes_in_one.keys() | sizes_in_other.keys()):
-        sizes = sizes_in_one.get(name, -1), sizes_in_other.get(name, -1)
-        if sizes[0] != sizes[1]:
-            return name, *sizes
-    return None
+            total.update(f"{name}\0{'' if size is None else size}\n".encode(errors="surrogateescape"))
+        return total.hexdigest()
 
 
 def list_folder(

@@ -1,20 +1,13 @@
 """Recognise horovodrun."""
 
-from collections.abc import Mapping
 from typing import ClassVar
 
-from mtrain.core.interfaces.allocation import Allocation, AllocationReader, NoOptions
-from mtrain.launchers.allocations.variables import several_processes
+from mtrain.launchers.allocations.variables import Starter
 
 
-class Horovodrun(AllocationReader):
+class Horovodrun(Starter):
     """Reads the number of Horovod's ranks, and the index of this one."""
 
-    Options = NoOptions
     distance: ClassVar[int] = 12
-
-    def read(self, environ: Mapping[str, str]) -> Allocation | None:
-        """Return the processes of all hosts."""
-        return several_processes(
-            environ, scheduler="horovodrun", size="HOROVOD_SIZE", rank="HOROVOD_RANK", one_each="without horovodrun"
-        )
+    scheduler, size, rank = "horovodrun", "HOROVOD_SIZE", "HOROVOD_RANK"
+    one_each = "without horovodrun"

@@ -1,8 +1,9 @@
-"""Read numbers and texts from environment variables."""
+"""Read numbers and texts from environment variables, and what a starter of processes says by them."""
 
 from collections.abc import Mapping
+from typing import ClassVar
 
-from mtrain.core.interfaces.allocation import Allocation
+from mtrain.core.interfaces.allocation import Allocation, AllocationReader, NoOptions
 
 _MAX_SHOWN = 200
 """Most characters of a value that a message shows."""
@@ -22,29 +23,40 @@ def evidence(environ: Mapping[str, str], *names: str) -> str:
     )
 
 
-def several_processes(
-    environ: Mapping[str, str], *, scheduler: str, size: str, rank: str, one_each: str = "", local: str = ""
-) -> Allocation | None:
-    """Recognise a starter that gives each process the number of processes (``size``) and its own index (``rank``).
-
-    ``local``: the variable with the number of processes on the same host, if there is one. None: it has started fewer
-    than two.
-    """
-    processes, place = number(environ, size), number(environ, rank)
-    if processes is None or place is None or processes < 2:
-        return None
-    each = number(environ, local) if local else None
-    return Allocation(
-        scheduler=scheduler,
-        evidence=evidence(environ, size, rank),
-        hosts=processes if each == 1 else None,
-        processes=processes,
-        processes_per_host=each,
-        place=place if each == 1 else None,
-        process=place,
-        one_each=one_each,
-    )
-
-
 def _is_number(text: str) -> bool:
     return text.isascii() and text.isdecimal() and len(text) < 10
+
+
+class Starter(AllocationReader):
+    """Recognises a starter that gives each process the number of processes, and its own index among them."""
+
+    Options = NoOptions
+    scheduler: ClassVar[str]
+    """Its name in messages."""
+    size: ClassVar[str]
+    """The variable with the number of processes on all hosts."""
+    rank: ClassVar[str]
+    """The variable with the index of this process."""
+    local: ClassVar[str] = ""
+    """The variable with the number of processes on the same host, if there is one."""
+    needs: ClassVar[str] = ""
+    """A variable without which the others say nothing."""
+    one_each: ClassVar[str] = ""
+    """See ``Allocation.one_each``."""
+
+    def read(self, environ: Mapping[str, str]) -> Allocation | None:
+        """Return the processes of all hosts, if there are several."""
+        processes, place = number(environ, self.size), number(environ, self.rank)
+        if (self.needs and self.needs not in environ) or processes is None or place is None or processes < 2:
+            return None
+        each = number(environ, self.local) if self.local else None
+        return Allocation(
+            scheduler=self.scheduler,
+            evidence=evidence(environ, self.size, self.rank),
+            hosts=processes if each == 1 else None,
+            processes=processes,
+            processes_per_host=each,
+            place=place if each == 1 else None,
+            process=place,
+            one_each=self.one_each,
+        )

@@ -26,28 +26,13 @@ FAILED = 205
 """Exit status by which srun reports an error of its own, see ``SLURM_EXIT_ERROR``; others are those of the agent."""
 CAUSES: Sequence[tuple[str, str]] = (
     (
-        "Invalid node name|Requested node configuration is not available|nodes? .* not in this|not in (the )?job",
+        "Invalid node name|configuration is not available|nodes? .* not in this|not in (the )?job",
         "it is none of the hosts of this job: give the names that `scontrol show hostnames` prints to --ips",
     ),
-    (
-        "Invalid job id|already complet|Job has finished|Expired|revoked",
-        "the job of Slurm has ended, or is ending: submit it again",
-    ),
+    ("Invalid job id|complet|finished|Expired|revoked", "the job of Slurm has ended, or is ending: submit it again"),
     (
         "unrecognized option|invalid option|Invalid .* specification",
-        "srun does not know an option: mtrain needs Slurm 20.11 or newer; correct cluster.options.srun",
-    ),
-    (
-        "Unable to contact slurm controller|Unable to confirm allocation",
-        "the controller of Slurm does not answer: see `scontrol ping`",
-    ),
-    (
-        "Socket timed out|Communication connection failure|Node failure|Unable to resolve|not respond",
-        "Slurm cannot reach that host: see `sinfo -N -l` and `scontrol show node {host}`",
-    ),
-    (
-        "busy|temporarily disabled|Requested nodes are busy",
-        "another step of the job keeps its resources: let steps share them with --overlap",
+        "mtrain needs Slurm 20.11 or newer; correct cluster.options.srun",
     ),
 )
 """(regular expression for the output of srun, remedy)."""

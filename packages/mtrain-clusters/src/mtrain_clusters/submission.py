@@ -38,8 +38,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 FOLDER = ".submitted"
 """Folder of the records, in the folder of the runs."""
-MOST_ASKED = 50
-"""Largest number of jobs, the newest ones, whose scheduler is asked about an id that no record has."""
 MAX_RECORD_BYTES = 8 << 20
 RECORD = "job.json"
 SPEC = "spec.yml"
@@ -219,9 +217,6 @@ def find(base: Path, number: str | None) -> QueuedJob:
     """
     known, problems = _records(base)
     matching = [job for job in known if number is None or number in (job.id, job.name)]
-    # Slurm gives a job that was put into the queue again by hand another id; asking for each takes a call.
-    if number is not None and not matching:
-        matching = [job for job in known[-MOST_ASKED:] if _is_continued_by(job, number)]
     if problems and (number is None or not matching):
         remedy = "remove it, or give the id of a job" if known else "remove it"
         raise UsageError(f"{problems[0]}; {remedy}")
@@ -232,12 +227,6 @@ def find(base: Path, number: str | None) -> QueuedJob:
         listed = ", ".join(f"{job.id} ({job.name})" for job in known[-5:])
         raise UsageError(f"{number}: no such job in {where}; the newest are {listed}")
     return matching[-1]
-
-
-def _is_continued_by(job: QueuedJob, number: str) -> bool:
-    with contextlib.suppress(MtrainError):  # Its cluster may not be within reach any more.
-        return queue_of_job(job).continues(job, number)
-    return False
 
 
 def progress(job: QueuedJob, base: Path) -> dict[str, Any]:

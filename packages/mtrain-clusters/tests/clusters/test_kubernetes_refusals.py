@@ -1,11 +1,10 @@
-"""What an API server refuses, or the kubelet after it, is refused by the plan; so are credentials in clear text."""
+"""Names and variables that cannot work are refused by the plan, and so are credentials in clear text."""
 
 import pytest
 from pydantic import ValidationError
 
 from mtrain.commands import main
 from mtrain.errors import UsageError
-from mtrain_clusters._kubernetes.rules import amount
 
 pytest.importorskip("kubernetes_validate", reason="the extra kube is not installed")
 import yaml
@@ -17,53 +16,20 @@ EXISTS = {"key": "gpu", "operator": "Exists"}
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"data_claim": "d", "data_path": "/runs"}, "data_path /runs"),  # mountPath: must be unique
-        ({"runs_path": "/tmp/"}, "runs_path /tmp"),
-        ({"runs_path": "/tmp/runs"}, "runs_path /tmp/runs"),
-        ({"runs_path": "/dev"}, "/dev/shm"),
-        ({"runs_path": "/data/runs", "data_claim": "d"}, "data_path /data"),  # no folder can be made in a read-only one
-        ({"runs_path": "/home"}, "/home/job"),
-        ({"runs_path": "/runs/../tmp"}, "without .."),
         ({"namespace": "a.b"}, "namespace"),
         ({"namespace": "n" * 64}, "namespace"),
         ({"queue": "q" * 64}, "queue"),
         ({"secret": "My_Secret"}, "secret"),
-        ({"image": "Registry/Team/Image"}, "lower case"),
-        ({"image": "mtrain:1 "}, "image"),
-        ({"memory": "1Gi"}, "shm 2Gi"),
-        ({"memory": "2047Mi"}, "more memory"),
-        ({"memory": "500m"}, "memory"),
-        ({"memory": "0"}, "more than nothing"),
-        ({"cpu": "16Gi"}, "cores"),
-        ({"cpu": "0.0001"}, "cores"),
-        ({"cpu": 0}, "more than nothing"),
-        ({"user": 1 << 31}, "user"),
-        ({"ttl_s": 1 << 31}, "ttl_s"),
-        ({"node_selector": {"pool": "a b"}}, "label"),
-        ({"node_selector": {"pool": "-gpu"}}, "label"),
-        ({"node_selector": {"pool": "g" * 64}}, "63"),
-        ({"node_selector": {"a/b/c": "x"}}, "key"),
-        ({"node_selector": {"_": "x"}}, "key"),
-        ({"tolerations": [{**EXISTS, "value": "x"}]}, "takes no value"),
-        ({"tolerations": [{"operator": "Equal", "value": "x"}]}, "no key"),
-        ({"tolerations": [{"effect": "NoSchedule"}]}, "no key"),
-        ({"tolerations": [{**EXISTS, "operator": "exists"}]}, "Exists"),
-        ({"tolerations": [{**EXISTS, "effect": "No"}]}, "NoSchedule"),
-        ({"tolerations": [{**EXISTS, "tolerationSeconds": 5}]}, "NoExecute"),
-        ({"tolerations": [{**EXISTS, "seconds": 5}]}, "seconds"),
-        ({"env": {"A=B": "x"}}, "environment variable"),
-        ({"env": {"1A": "x"}}, "environment variable"),
         ({"env": {"HOME": "/x"}}, "leave it out"),
         ({"env": {"AB": "x"}, "secret_env": {"AB": "s/k"}}, "leave one of them out"),
         ({"secret_env": {"HOME": "s/k"}}, "leave it out"),
         ({"secret_env": {"MTRAIN_CLUSTER_SECRET": "s/k"}}, "cluster.options.secret"),
-        ({"secret_env": {"KEY": "only-a-name"}}, "SECRET/KEY"),
-        ({"secret_env": {"KEY": "a/b c"}}, "SECRET/KEY"),
+        ({"secret_env": {"KEY": "only-a-name"}}, "secret_env"),
         ({"env_from": ["A"]}, "env_from"),
         ({"image_pull_secrets": ["a_b"]}, "image_pull_secrets"),
     ],
 )
-def test_what_the_api_server_refuses_is_refused_before(given, words):
+def test_names_and_variables_that_cannot_work_are_refused_before(given, words):
     with pytest.raises(ValidationError) as refusal:
         made.options(**given) if "image" not in given else made.KubernetesOptions(**given)
     assert words in str(refusal.value)
@@ -88,11 +54,6 @@ def test_what_the_api_server_takes_is_taken(given, kind):
     options = made.KubernetesOptions(**{"image": "mtrain:1", "kind": kind, **given})
     for document in made.documents(made.submission(), options):
         made.check(document)
-
-
-def test_amounts_are_those_of_kubernetes():
-    texts = ("500m", "1", "1k", "1Ki", "1.5M", "2Gi", "1E", "1Ei")
-    assert [amount(text) for text in texts] == [0.5, 1, 1000, 1024, 1_500_000, 2 << 30, 10**18, 1 << 60]
 
 
 @pytest.mark.parametrize("kind", made.KINDS)
@@ -163,10 +124,10 @@ def test_what_is_no_credential_is_taken(spec, env):
 
 
 def test_the_plan_names_the_key_that_is_wrong(capsys):
-    flags = ["--cluster", "kubernetes", "-N", "2", "-o", "cluster.options={image: mtrain:1, shm: 32Gi}"]
+    flags = ["--cluster", "kubernetes", "-N", "2", "-o", "cluster.options={image: mtrain:1, env: {HOME: /x}}"]
     assert main(["plan", "-c", "digits", *flags]) == 2
     message = capsys.readouterr().err
     assert message.startswith("error: ")
     assert "cluster.options" in message
-    assert "shm 32Gi" in message
+    assert "env: HOME is set by mtrain" in message
     assert "Value error" not in message

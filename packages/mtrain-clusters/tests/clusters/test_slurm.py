@@ -135,7 +135,6 @@ LOOKS = ["show job 7", "show node node[1-2]"]
     ("code", "shown", "values", "asked"),
     [
         (143, PREEMPTED, {"requeue": True}, ["show job 7", "requeue 7"]),
-        (143, PREEMPTED, {"requeue": True, "array": "1-2"}, ["show job 6_1", "requeue 6_1"]),
         (143, PREEMPTED, {"requeue": False}, []),
         (143, PREEMPTED.replace("RUNNING", "COMPLETING"), {"requeue": True}, ["show job 7"]),  # scancel
         (143, "JobId=7 JobState=RUNNING PreemptTime=None", {"requeue": True}, ["show job 7"]),  # scancel --signal=TERM
@@ -167,20 +166,11 @@ def test_a_job_goes_back_into_the_queue_where_slurm_would_have_put_it(tmp_path, 
         (tmp_path / name).chmod(0o755)
     script = tmp_path / "job.sbatch"
     script.write_text(batch.script(replace(SUBMISSION, python=str(tmp_path / "python")), options(**values)))
-    numbers = {"SLURM_JOB_ID": "7", "SLURM_ARRAY_JOB_ID": "6", "SLURM_ARRAY_TASK_ID": "1", "SLURM_JOB_NUM_NODES": "3"}
+    numbers = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "3"}
     numbers["SLURM_JOB_NODELIST"] = "node[1-2]"
     environ = {"PATH": f"{tmp_path}:{os.environ['PATH']}", **numbers}
     result = subprocess.run(["bash", str(script)], env=environ, capture_output=True, text=True, timeout=60)
     assert (result.returncode, log.read_text().splitlines()) == (code, asked)
-
-
-def test_each_job_of_an_array_has_a_run_and_a_seed_of_its_own():
-    script = batch.script(SUBMISSION, options(array="1-3"))
-    assert "#SBATCH --array=1-3\n" in script
-    assert "slurm-%A_%a.out" in script
-    assert 'name=digits-"$SLURM_ARRAY_TASK_ID"\n' in script
-    command = next(line for line in script.splitlines() if " -m mtrain " in line)
-    assert command.endswith('--name "$name" -o "train.seed=$SLURM_ARRAY_TASK_ID") &')
 
 
 @pytest.mark.parametrize(
@@ -218,10 +208,9 @@ def placed(folder: Path, **more: object) -> Submission:
 
 
 @pytest.mark.job
-@pytest.mark.parametrize("values", [{}, {"array": "7"}])
-def test_what_dry_run_prints_runs_without_the_files_of_submit(tmp_path, values):
+def test_what_dry_run_prints_runs_without_the_files_of_submit(tmp_path):
     spec = "a: '$HOME `id` \\\\'\nb: |\n  END_OF_SPEC\nEND_OF_SPEC\nc: \"it's\"\n"
-    text = SlurmQueue(options(**values)).standalone_request(placed(tmp_path, spec=spec))
+    text = SlurmQueue(options()).standalone_request(placed(tmp_path, spec=spec))
     (output,) = re.findall(r"--output=(\S+)", text)
     assert Path(output).parent == tmp_path, "Slurm starts no job whose output has no folder"
     done = ran(text, tmp_path, python='printf "%s\\n" "$@"; while [ "$1" != -c ]; do shift; done; cat "$2"')
@@ -251,7 +240,7 @@ NASTY = "x\n#SBATCH --uid=0"
     ("key", "value"),
     [
         *[(key, NASTY) for key in ("partition", "account", "qos", "gres", "mem", "constraint", "gpus_per_node")],
-        *[(key, NASTY) for key in ("time", "array", "signal", "python")],
+        *[(key, NASTY) for key in ("time", "signal", "python")],
         *[(key, [NASTY]) for key in ("extra", "setup", "srun")],
         ("partition", "low --uid=0"),
         ("account", "a#b"),
@@ -259,7 +248,6 @@ NASTY = "x\n#SBATCH --uid=0"
         ("mem", "$(id)"),
         ("qos", '"a'),
         ("time", "soon"),
-        ("array", "1-"),
         ("signal", "USR1@-1"),
         ("extra", ["mail"]),
         ("setup", [""]),
@@ -273,8 +261,8 @@ def test_a_value_that_could_add_an_option_or_a_command_is_refused(key, value):
 
 
 def test_numbers_of_a_yaml_file_are_accepted_as_text():
-    assert batch.directives(SUBMISSION, options(time=30, array=3, mem=0, gpus_per_node=2), Path("/shared"))[3:7] == [
-        "--gpus-per-node=2", "--mem=0", "--time=30", "--array=3"
+    assert batch.directives(SUBMISSION, options(time=30, mem=0, gpus_per_node=2), Path("/shared"))[3:6] == [
+        "--gpus-per-node=2", "--mem=0", "--time=30"
     ]  # fmt: skip
 
 
@@ -293,22 +281,18 @@ def test_names_and_paths_reach_mtrain_as_they_are(tmp_path):
     for path in (stub, tmp_path / "scontrol"):
         path.chmod(0o755)
     submission = replace(SUBMISSION, name=NAMES, spec_path=spec, folder=folder, python=str(stub))
-    for values, more in [({}, []), ({"array": "7"}, ["--name", f"{NAMES}-7", "-o", "train.seed=7"])]:
-        script = tmp_path / "job.sbatch"
-        script.write_text(batch.script(submission, options(**values)))
-        path = f"{tmp_path}:{os.environ['PATH']}"
-        environ = {"PATH": path, "SLURM_JOB_NODELIST": "node[1-2]", "SLURM_ARRAY_TASK_ID": "7"}
-        result = subprocess.run(
-            ["bash", str(script)], cwd=folder, env=environ, capture_output=True, text=True, timeout=60
-        )
-        assert (result.returncode, result.stderr) == (3, "")
-        assert result.stdout == "mtrain ended with exit code 3\n"
-        words = (folder / "words.txt").read_text().splitlines()
-        assert words[2:] == [
-            *("train", "-c", str(spec), "--resume", "if-any", "--name", NAMES),
-            *("--cluster", "slurm", "--ips", "node1,node2", *more),
-        ]
-        assert not list(tmp_path.rglob("stolen"))
+    script = tmp_path / "job.sbatch"
+    script.write_text(batch.script(submission, options()))
+    environ = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_NODELIST": "node[1-2]"}
+    result = subprocess.run(["bash", str(script)], cwd=folder, env=environ, capture_output=True, text=True, timeout=60)
+    assert (result.returncode, result.stderr) == (3, "")
+    assert result.stdout == "mtrain ended with exit code 3\n"
+    words = (folder / "words.txt").read_text().splitlines()
+    assert words[2:] == [
+        *("train", "-c", str(spec), "--resume", "if-any", "--name", NAMES),
+        *("--cluster", "slurm", "--ips", "node1,node2"),
+    ]
+    assert not list(tmp_path.rglob("stolen"))
 
 
 @pytest.mark.job
@@ -408,10 +392,10 @@ def test_the_state_of_a_job_is_what_the_controller_says(monkeypatch, job, state,
 
 def test_a_job_that_the_controller_has_forgotten_is_looked_up_in_the_accounting(monkeypatch, job):
     gone = "error: slurm_load_jobs error: Invalid job id specified"
-    answers = Answers(scontrol=gone, sacct="7_2|CANCELLED by 1000|None assigned|0:15\n7_1|COMPLETED|node1|0:0\n")
+    answers = Answers(scontrol=gone, sacct="CANCELLED by 1000|None assigned|0:15\n")
     monkeypatch.setattr(commands, "run", answers)
     state = SlurmQueue(options()).state(job)
-    assert (state.phase, state.text, state.code) == ("cancelled", "1: COMPLETED, 2: CANCELLED", 143)
+    assert (state.phase, state.text, state.code) == ("cancelled", "CANCELLED", 143)
 
 
 def test_without_accounting_the_output_of_the_job_tells_its_exit_code(monkeypatch, job):
@@ -429,85 +413,6 @@ def test_a_controller_that_does_not_answer_is_no_job_that_is_gone(monkeypatch, j
     monkeypatch.setattr(commands, "run", Answers(scontrol="error: Unable to contact slurm controller"))
     with pytest.raises(UsageError, match="Unable to contact"):
         SlurmQueue(options()).state(job)
-
-
-def test_the_state_of_a_thousand_jobs_takes_as_many_calls_as_that_of_three_and_is_one_line(monkeypatch, job):
-    """Three quarters have ended, one of them with a failure, 240 run and the rest waits."""
-    calls = {}
-    for count in (4, 1000):
-        ended, waiting = count * 3 // 4, count // 100 + 1
-        states = ["COMPLETED"] * ended + ["RUNNING"] * (count - ended - waiting)
-        states[-1 if count == 4 else 17] = "FAILED"
-        shown = [
-            f"JobId={900 + i} ArrayTaskId={i} JobState={state} Reason=None ExitCode=0:0 NodeList=node{i % 5}"
-            for i, state in enumerate(states)
-        ]
-        shown.append(
-            f"JobId=7 ArrayTaskId={len(states)}-{count - 1}%4 JobState=PENDING Reason=Resources NodeList=(null)"
-        )
-        answers = Answers(scontrol="\n".join(shown))
-        monkeypatch.setattr(commands, "run", answers)
-        state = SlurmQueue(options()).state(job)
-        calls[count] = len(answers.asked)
-        assert state.phase in ("running", "waiting")
-    assert calls[1000] <= calls[4] + 1
-    assert "749 COMPLETED (0, 1, 2, 3, 4, 5, 6, 7 ...)" in state.text
-    assert "1 FAILED (17)" in state.text
-    assert "239 RUNNING" in state.text
-    assert "11 PENDING (989-999%4)" in state.text
-    assert len(state.text) < 300
-
-
-def test_logs_of_an_array_name_the_job_that_has_printed_each_line(job):
-    for index in ("10", "2"):
-        job.request.with_name(f"slurm-7_{index}.out").write_text(f"from {index}\nlast")
-    actual = list(SlurmQueue(options()).logs(job, follow=False))
-    assert actual == ["[2] from 2", "[2] last", "[10] from 10", "[10] last"]
-
-
-class Controller:
-    """A Slurm that knows some jobs: id -> state."""
-
-    def __init__(self, request: Path, jobs: dict[str, str]) -> None:
-        self.request, self.jobs = request, jobs
-
-    def __call__(self, argv: list[str], **more: object) -> str:
-        if argv[0] == "squeue":
-            alive = [number for number, state in self.jobs.items() if state in ("PENDING", "RUNNING")]
-            return "".join(f"{number}|{self.request}\n" for number in alive) + "9|/elsewhere/job.sbatch\n"
-        if argv[0] == "scancel":
-            self.jobs |= dict.fromkeys(argv[1:], "CANCELLED")
-        if argv[:3] == ["scontrol", "--oneliner", "show"] and argv[4] in self.jobs:
-            return SHOWN.format(state=self.jobs[argv[4]], reason="None", code="0:0", nodes="(null)")
-        return ""
-
-
-@pytest.mark.parametrize(
-    ("jobs", "expected"),
-    [
-        ({"7": "CANCELLED", "10": "PENDING"}, ("waiting", "10")),  # which has printed nothing so far
-        ({"7": "CANCELLED", "10": "RUNNING", "11": "FAILED"}, ("running", "10")),  # 11 was refused beside 10
-        ({"7": "CANCELLED", "10": "FAILED", "11": "COMPLETED"}, ("done", "11")),
-        ({"7": "RUNNING", "10": "FAILED"}, ("running", None)),
-        ({"7": "RUNNING", "10": "RUNNING", "11": "FAILED"}, ("running", "10")),
-        ({"7": "RUNNING"}, ("running", None)),
-    ],
-)
-def test_the_state_of_a_run_is_that_of_the_job_that_goes_on_with_it(monkeypatch, job, jobs, expected):
-    for number, state in jobs.items():
-        if state != "PENDING":
-            job.request.with_name(f"slurm-{number}.out").write_text(f"of {number}\n")
-    monkeypatch.setattr(commands, "run", Controller(job.request, jobs))
-    queue = SlurmQueue(options())
-    state = queue.state(job)
-    assert (state.phase, state.id) == expected
-    printed = [f"of {number}" for number, state in jobs.items() if state != "PENDING"]
-    assert list(queue.logs(job, follow=False)) == printed
-    assert all(queue.continues(job, number) for number in jobs)
-    assert not queue.continues(job, "9")
-    alive = [number for number, state in jobs.items() if state in ("PENDING", "RUNNING")]
-    queue.cancel(job)
-    assert all(jobs[number] == "CANCELLED" for number in alive)
 
 
 def test_an_id_that_is_an_option_is_given_to_no_command(monkeypatch, job):
@@ -529,8 +434,6 @@ def test_followed_logs_end_with_the_last_line_of_a_job_that_has_ended(monkeypatc
     def answer(argv: list[str], **more: object) -> str:
         if "hostnames" in argv:
             return "node1\n"
-        if argv[0] == "squeue":
-            return ""
         state = next(states)
         if state != "PENDING":
             path.write_text("one\ntw" if state == "RUNNING" else "one\ntwo\nthree")
@@ -542,7 +445,7 @@ def test_followed_logs_end_with_the_last_line_of_a_job_that_has_ended(monkeypatc
 
 def test_a_command_that_is_not_installed_says_where_to_go(monkeypatch, job):
     monkeypatch.setenv("PATH", "/nowhere")
-    with pytest.raises(UsageError, match="squeue is not installed here"):
+    with pytest.raises(UsageError, match="scontrol is not installed here"):
         SlurmQueue(options()).state(job)
 
 

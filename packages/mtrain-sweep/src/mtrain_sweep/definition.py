@@ -11,8 +11,7 @@ from pydantic import Field, ValidationError
 from mtrain.errors import SpecError, UsageError
 from mtrain.spec import config, outputs
 from mtrain.spec.files import read_bytes
-from mtrain.spec.provenance import lookup
-from mtrain.spec.schema import field_at
+from mtrain.spec.schema import field_at, leaves
 from mtrain.spec.section import Section
 from mtrain.spec.yaml_reader import dump
 from mtrain_sweep.space import Parameter, give_values
@@ -27,9 +26,9 @@ MAX_DEFINITION_BYTES = 16 << 20
 USED = ("backend", "cluster", "report")
 """Sections of the spec that a sweep itself looks into."""
 DEFAULT_TRIALS = 20
-SAMPLERS = ("grid", "random", "tpe", "cmaes", "evolve")
+SAMPLERS = ("grid", "random", "tpe")
 PRUNERS = ("none", "median", "halving")
-Sampler = Literal["grid", "random", "tpe", "cmaes", "evolve"]
+Sampler = Literal["grid", "random", "tpe"]
 Pruner = Literal["none", "median", "halving"]
 Direction = Literal["max", "min"]
 
@@ -107,7 +106,7 @@ def parsed_metric(text: str) -> tuple[str, Direction]:
 
 
 def fit_space(parameters: Sequence[Parameter], loaded: "Loaded") -> tuple[Parameter, ...]:
-    """Check a space against the schema of the job, and return it with the values that the spec has now.
+    """Check a space against the schema of the job, and return it.
 
     A range of whole numbers becomes one of numbers where the schema asks for a number.
 
@@ -129,7 +128,7 @@ def fit_space(parameters: Sequence[Parameter], loaded: "Loaded") -> tuple[Parame
             problems.extend(error.problems)
     if problems:
         raise SpecError(list(dict.fromkeys(problems)))
-    return tuple(one.model_copy(update={"start": _now(one, loaded.values)}) for one in typed)
+    return tuple(typed)
 
 
 def _typify(parameter: Parameter, schema: Any) -> Parameter:
@@ -138,22 +137,6 @@ def _typify(parameter: Parameter, schema: Any) -> Parameter:
     field = field_at(schema, tuple(int(part) if part.isdigit() else part for part in parameter.name.split(".")))
     is_number = field is not None and "float" in str(field.annotation)
     return parameter.model_copy(update={"kind": "float"}) if is_number else parameter
-
-
-def _now(parameter: Parameter, values: Mapping[str, Any]) -> Any:
-    """Return the value of the spec, as a label where it is a choice; None where it has none."""
-    keys = tuple(int(part) if part.isdigit() else part for part in parameter.name.split("."))
-    value = lookup(values, keys)
-    if parameter.kind == "choice":
-        return next(
-            (
-                label
-                for label, one in zip(parameter.choices, parameter.settings, strict=True)
-                if one.get(parameter.name) == value
-            ),
-            None,
-        )
-    return value if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
 def write(definition: SweepDefinition, folder: Path) -> None:
@@ -201,19 +184,12 @@ def difference(old: SweepDefinition, new: SweepDefinition) -> str:
     spaces = [{one.name: one.model_dump(exclude=hidden) for one in definition.parameters} for definition in (old, new)]
     if changed := sorted({name for name in (*spaces[0], *spaces[1]) if spaces[0].get(name) != spaces[1].get(name)}):
         return f"the search space of {', '.join(changed)}"
-    before, now = (dict(_flat(json.loads(json.dumps(one.base)))) for one in (old, new))
+    before, now = (dict(leaves(json.loads(json.dumps(one.base)))) for one in (old, new))
     try:
         # Read again, so that a key that is newer than the sweep has its default: it is no change of the user's.
         read_again = config.load(old.base, environ={}, folder_file=old.file).values if before != now else old.base
-        before = dict(_flat(json.loads(json.dumps(read_again))))
+        before = dict(leaves(json.loads(json.dumps(read_again))))
     except SpecError:  # It names code. Where the user names the same, the rest is compared as it was written.
         before = {**now, **before}
     keys = [key for key in sorted({*before, *now}) if before.get(key) != now.get(key)]
     return f"{keys[0]}: {before.get(keys[0])} before, {now.get(keys[0])} now" if keys else ""
-
-
-def _flat(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
-    flat: list[tuple[str, Any]] = []
-    for key, value in values.items():
-        flat += _flat(value, f"{prefix}{key}.") if isinstance(value, dict) and value else [(f"{prefix}{key}", value)]
-    return flat

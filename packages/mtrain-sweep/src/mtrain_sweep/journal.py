@@ -4,13 +4,10 @@ Each change is one transaction: a trial is there with all its values or not at a
 at once. So the journal is whole after a kill at any moment.
 """
 
-import contextlib
-import fcntl
-import os
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import optuna
 from optuna.exceptions import StorageInternalError
@@ -20,12 +17,10 @@ from optuna.trial import FrozenTrial, TrialState
 from sqlalchemy.exc import OperationalError
 
 from mtrain.errors import UsageError
-from mtrain.spec import outputs
 from mtrain.spec.files import open_file
 from mtrain_sweep.definition import Direction
 
 FILE = "study.db"
-LOCK = ".lock"
 STUDY = "mtrain"
 MAGIC = b"SQLite format 3\0"
 REASON, UPDATE, SECONDS = "reason", "update", "seconds"
@@ -145,35 +140,6 @@ def _storage(file: Path) -> RDBStorage:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return RDBStorage(f"sqlite:///{_quote(file)}")
-
-
-@contextlib.contextmanager
-def own_folder(folder: Path) -> Iterator[None]:
-    """Lock a sweep's folder, so that no other process runs it too. The lock ends with the process.
-
-    Raises:
-        UsageError: another process holds the lock.
-    """
-    with _opened_lock(folder) as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            file.seek(0)
-            owner = file.read(20).strip() or "?"
-            raise UsageError(f"{folder}: process {owner} is running this sweep; end it first, or wait") from error
-        except OSError:  # The file system has no locks.
-            pass
-        file.truncate(0)
-        print(os.getpid(), file=file, flush=True)
-        yield
-
-
-def _opened_lock(folder: Path) -> IO[str]:
-    try:
-        outputs.refuse_links_out(folder)
-        return outputs.open_to_write(folder / LOCK, "a+")
-    except OSError as error:
-        raise UsageError(f"{folder}: cannot be written to: {error.strerror or error}") from error
 
 
 def _looks_like_sqlite(file: Path) -> bool:

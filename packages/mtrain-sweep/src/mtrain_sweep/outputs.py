@@ -1,4 +1,4 @@
-"""Write what a sweep has found into its folder: table, best spec and plots."""
+"""Write what a sweep has found into its folder: table and best spec."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,7 +15,7 @@ TABLE, BEST = "trials.csv", "best.yml"
 
 
 def write(folder: Path, definition: SweepDefinition, trials: Sequence[FrozenTrial]) -> None:
-    """Write ``trials.csv``, and where a trial has reached its end ``best.yml`` and the plots.
+    """Write ``trials.csv``, and where a trial has reached its end ``best.yml``.
 
     Raises:
         UsageError: the folder cannot be written to.
@@ -24,7 +24,6 @@ def write(folder: Path, definition: SweepDefinition, trials: Sequence[FrozenTria
         write_text(folder / TABLE, as_csv(definition, trials))
         if (text := best_spec(definition, trials)) is not None:
             write_text(folder / BEST, text)
-            _draw(folder, definition, trials)
     except OSError as error:
         raise UsageError(f"{folder}: cannot be written to: {error.strerror or error}") from error
 
@@ -37,9 +36,3 @@ def best_spec(definition: SweepDefinition, trials: Sequence[FrozenTrial]) -> str
     loaded = definition.trial_spec(best.params)
     head = f"# Trial {best.number}, the best of {len(trials)}: {definition.metric} {best.value!r}\n# {shown_params(best.params)}\n"
     return head + dump(loaded.values)
-
-
-def _draw(folder: Path, definition: SweepDefinition, trials: Sequence[FrozenTrial]) -> None:
-    from mtrain_sweep import plots  # matplotlib takes a second to import
-
-    plots.draw(folder, definition, trials)

@@ -18,7 +18,6 @@ from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from mtrain_sweep.definition import SweepDefinition
-from mtrain_sweep.evolve import Evolution
 from mtrain_sweep.space import Parameter
 
 DIRECTIONS = {"max": StudyDirection.MAXIMIZE, "min": StudyDirection.MINIMIZE}
@@ -67,17 +66,6 @@ def propose(definition: SweepDefinition, trials: Sequence[FrozenTrial], number: 
     notes: Mapping[str, Any] = {}
     if definition.sampler == "grid":
         params = grid_point(definition.parameters, number)
-    elif definition.sampler == "evolve":
-        start = {parameter.name: parameter.start for parameter in definition.parameters}
-        evolution = Evolution(start, seed=seed_of(definition.seed, number))
-        params = evolution.child(trials, space, maximise=definition.direction == "max")
-    elif definition.sampler == "cmaes":
-        from mtrain_sweep.cma import GENERATION, Strategy  # needs the library of that name
-
-        start = {parameter.name: parameter.start for parameter in definition.parameters}
-        strategy = Strategy(start, space, seed=seed_of(definition.seed, number))
-        params, generation = strategy.proposal(trials, maximise=definition.direction == "max")
-        notes = {GENERATION: generation}
     else:
         study = _study(definition, trials, sampler=_sampler(definition.sampler, seed_of(definition.seed, number)))
         with warnings.catch_warnings():

@@ -17,10 +17,6 @@ State = Literal["done", "pruned", "failed", "unfinished"]
 Reason = Literal["finished", "failed", "interrupted", "unknown"]
 
 
-FILES = {"table": "trials.csv", "best spec": "best.yml", "trials": "parallel.png", "importance": "importance.png"}
-"""What a file of a sweep shows -> its name."""
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SweepTrial:
     """One trial of a sweep."""
@@ -113,42 +109,3 @@ def open_sweep(folder: str | os.PathLike[str] | None) -> SweepResult:
         UsageError: it is not the folder of a sweep, or its files are damaged.
     """
     return result_in(None if folder is None else Path(folder).absolute())
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SweepTable:
-    """The trials of a sweep as text, without columns in which no trial has a value."""
-
-    folder: Path
-    columns: Sequence[str]
-    rows: Sequence[Sequence[str]]
-    best: int | None
-    """Index of the row of the best trial; None: no trial has reached its end."""
-    best_text: str
-    files: Mapping[str, Path]
-    """The files of the sweep that exist, by what they show."""
-
-
-def table_of(folder: Path) -> SweepTable:
-    """Return the table of a sweep, also while it runs.
-
-    Raises:
-        UsageError: it is not the folder of a sweep, or its files are damaged.
-    """
-    from mtrain_sweep import starting
-    from mtrain_sweep.table import best_trial, columns, rows, show_cell
-
-    opened = starting.open_sweep(folder)
-    names, cells = columns(opened.definition), rows(opened.definition, opened.trials)
-    kept = [i for i in range(len(names)) if any(row[i] is not None for row in cells)]
-    best = best_trial(opened.definition, opened.trials)
-    return SweepTable(
-        folder=opened.folder,
-        columns=[names[i] for i in kept],
-        rows=[[show_cell(row[i]) for i in kept] for row in cells],
-        best=None if best is None else next(i for i, row in enumerate(cells) if row[0] == best.number),
-        best_text=""
-        if best is None
-        else f"best: trial {best.number}, {opened.definition.metric} {show_cell(best.value)}",
-        files={word: opened.folder / file for word, file in FILES.items() if (opened.folder / file).exists()},
-    )

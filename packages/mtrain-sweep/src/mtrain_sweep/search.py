@@ -90,7 +90,11 @@ def run(plan: SweepPlan) -> SweepVerdict:
         UsageError: the metric is no metric of the evaluations, or the folder is in use or damaged.
     """
     runfolder.keep_private()
-    with journals.own_folder(plan.folder), contextlib.chdir(plan.definition.folder), Requests() as requests:
+    with (
+        runfolder.hold(plan.folder, ".lock", doing="this sweep"),
+        contextlib.chdir(plan.definition.folder),
+        Requests() as requests,
+    ):
         plan.request.tell(f"sweep folder: {plan.folder}")
         try:
             with contextlib.closing(Journal(plan.folder, direction=plan.definition.direction)) as journal:
@@ -332,7 +336,7 @@ def refuse_what_cannot_work(plan: SweepPlan) -> None:
     from mtrain.jobs.preflight import job_checks
 
     loaded = plan.definition.trial_spec(
-        {one.name: one.start if one.start is not None else one.extremes()[0] for one in plan.definition.parameters},
+        {one.name: one.extremes()[0] for one in plan.definition.parameters},
         report={"dir": str(plan.folder / "trials")},
     )
     evaluate = loaded.spec.evaluate

@@ -45,8 +45,6 @@ class Parameter(Section):
     """What the table shows; values that are lists or sections are shown as JSON."""
     settings: tuple[dict[str, Any], ...] = ()
     """For each choice, the values of the spec that it stands for, by dotted path."""
-    start: Any = None
-    """The value of the spec itself."""
     origin: str = ""
     """File and line, for messages."""
 

@@ -44,7 +44,7 @@ def need_libraries() -> None:
     Raises:
         UsageError: one is not installed.
     """
-    remedies.require(("optuna", "cmaes", "matplotlib"), what="a sweep", extra="mtrain-sweep")
+    remedies.require(("optuna",), what="a sweep", extra="mtrain-sweep")
 
 
 def newest_folder() -> Path:
@@ -191,10 +191,6 @@ def _definition(request: SweepRequest, loaded: "Loaded", *, former: SweepDefinit
         folder=str(Path.cwd()),
         base=dict(loaded.values),
     )
-    if definition.sampler == "cmaes" and all(one.kind == "choice" for one in parameters):
-        raise UsageError(
-            "--sampler cmaes: needs a range, `low` and `high`, and all are choices; take another --sampler"
-        )
     if definition.sampler == "grid" and definition.grid_size > 10_000:
         raise UsageError(f"the grid has {definition.grid_size} points; search fewer values, or take another --sampler")
     return definition.model_copy(update={"trials": _trials(request, definition)})

@@ -8,7 +8,6 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 import psutil
@@ -16,10 +15,10 @@ import psutil
 from mtrain.core.interfaces.queue import Queue, QueuedJob
 from mtrain.errors import UsageError
 from mtrain.spec import package_parts
-from mtrain.spec.files import open_file
 from mtrain.spec.sources import FOREIGN, PREFIX, RESERVED
 from mtrain.system import environment, processes
 from mtrain.system.devices import HIDING
+from mtrain.system.log_limit import end_of
 from mtrain_sweep.places import TrialFiles
 from mtrain_sweep.sharing import CopiedJob, Copies
 
@@ -81,7 +80,7 @@ class LocalJob:
         if code == 0:
             return TrialEnd(code=0)
         # The log of a trial that goes on has the errors of its earlier starts too.
-        reason = _last_error(_read_from(self._log, self._before))
+        reason = _last_error(end_of(self._log, start=self._before, limit_bytes=MOST_LOG_BYTES))
         if code < 0:
             name = signal.Signals(-code).name
             return TrialEnd(code=1, reason=f"its command was ended by {name}", killed=True)
@@ -176,16 +175,6 @@ def caller_without_values() -> dict[str, str]:
         for name, value in environment.caller().items()
         if name not in FOREIGN and (not name.startswith(PREFIX) or name in RESERVED)
     }
-
-
-def _read_from(path: Path, offset: int) -> str:
-    try:
-        with open_file(path) as file:
-            end = file.seek(0, os.SEEK_END)
-            file.seek(max(offset, end - MOST_LOG_BYTES))
-            return file.read().decode(errors="replace")
-    except OSError:
-        return ""
 
 
 def _last_error(text: str) -> str:

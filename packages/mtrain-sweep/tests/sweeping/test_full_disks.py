@@ -25,7 +25,6 @@ def instant(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(sweep, "LocalJob", InstantJob)
     monkeypatch.setattr(sweep, "POLL_S", 0.0)
     monkeypatch.setattr(sweep, "refuse_what_cannot_work", lambda plan: None)
-    monkeypatch.setattr(sweep.outputs, "_draw", lambda *arguments: None)
     monkeypatch.setattr(InstantJob, "metrics", staticmethod(curves), raising=False)
 
 

@@ -93,7 +93,6 @@ def test_running_trials_never_share_a_gpu(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(sweep, "LocalJob", Patient)
     monkeypatch.setattr(sweep, "POLL_S", 0.0)
     monkeypatch.setattr(sweep, "refuse_what_cannot_work", lambda plan: None)
-    monkeypatch.setattr(sweep.outputs, "_draw", lambda *arguments: None)
     monkeypatch.setattr(InstantJob, "metrics", staticmethod(lambda place: [0.5]), raising=False)
     monkeypatch.setattr(gpus, "visible", lambda environ, dev: ["0", "1", "2", "3"])
     spec = {**TINY, "cluster": {"nproc_per_node": 1, "threads": 1, "devices": [4, 5, 7]}}

@@ -21,7 +21,6 @@ def instant(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(sweep, "LocalJob", InstantJob)
     monkeypatch.setattr(sweep, "POLL_S", 0.0)
     monkeypatch.setattr(sweep, "refuse_what_cannot_work", lambda plan: None)
-    monkeypatch.setattr(sweep.outputs, "_draw", lambda *arguments: None)
     monkeypatch.setattr(InstantJob, "metrics", staticmethod(curves), raising=False)
     return
 
@@ -71,7 +70,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of a finished sweep, made once."""
     folder = tmp_path_factory.getbasetemp() / "finished"
     if not (folder / "trials.csv").exists():
-        run(folder, trials=2, sampler="evolve")
+        run(folder, trials=2, sampler="random")
     return folder
 
 
@@ -82,7 +81,7 @@ def test_a_sweep_whose_journal_is_lost_or_damaged_is_refused_and_trains_nothing(
     folder = Path(shutil.copytree(finished, tmp_path / "sweep"))
     damage(folder / "study.db")
     files = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.name != ".lock"}
-    for act in (starting.open_sweep, lambda folder: run(folder, trials=2, sampler="evolve", resume=True)):
+    for act in (starting.open_sweep, lambda folder: run(folder, trials=2, sampler="random", resume=True)):
         with pytest.raises(UsageError, match=r"study.db.*(damaged|removed).*begin another sweep"):
             act(folder)
     assert {path: path.read_bytes() for path in files} == files

@@ -61,7 +61,6 @@ def queue(monkeypatch: pytest.MonkeyPatch) -> StandIn:
     monkeypatch.setattr(submission, "queue_of", lambda loaded: stand_in)
     monkeypatch.setattr(trial_jobs, "ASK_S", 0.0)
     monkeypatch.setattr(sweep, "POLL_S", 0.0)
-    monkeypatch.setattr(sweep.outputs, "_draw", lambda *arguments: None)
     monkeypatch.setattr(InstantJob, "metrics", staticmethod(lambda place: [0.5 - place.number / 10] * 3), raising=False)
     return stand_in
 

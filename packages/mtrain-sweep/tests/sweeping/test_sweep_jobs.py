@@ -117,7 +117,7 @@ STEPPED = {
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize(
-    ("sampler", "begun"), [("grid", 1), ("random", 1), ("tpe", 10), ("cmaes", 4), ("evolve", 1)]
+    ("sampler", "begun"), [("grid", 1), ("random", 1), ("tpe", 10)]
 )  # TPE learns after ten trials, CMA-ES of one number after four.
 def test_a_killed_sweep_has_the_table_of_an_undisturbed_one_with_every_sampler(
     sampler: str, begun: int, folder: Path
@@ -152,7 +152,6 @@ def test_a_killed_sweep_has_the_table_of_an_undisturbed_one_with_every_sampler(
         (("--space", "space.yml", "--out", "."), "is not an empty folder"),
         (("--space", "space.yml", "-o", "evaluate.every_updates=null"), "trials are judged by their evaluations"),
         (("--space", "space.yml", "-o", "data.root=/nowhere", "data.format=coco"), "error: "),
-        (("--over", "optimizer.learning_rate=0.1,0.2", "--sampler", "cmaes"), "needs a range"),
         (("--over", "backend=dpp"), "did you mean 'ddp'?"),
         (("--resume",), "there is no sweep in runs"),
         (("--resume", "--out", "nowhere"), "no such folder"),

@@ -1,12 +1,8 @@
 """Learning rates of several groups of parameters can be read in the charts of a run."""
 
 import numpy as np
-from tests.pages.folders import write_run
 
 from mtrain_ui.pages.charts import _merge_equal, _rate_charts
-from mtrain_ui.pages.content import collect
-from mtrain_ui.pages.folder import RunFiles
-from mtrain_ui.pages.timeline import Follower
 
 X = np.arange(100.0)
 
@@ -27,25 +23,13 @@ def test_groups_of_one_size_share_a_chart_and_a_run_without_updates_has_an_empty
     assert len(_rate_charts({"learning_rate": (X[:0], X[:0])})) == 1
 
 
-def test_groups_with_equal_rates_are_one_curve_named_by_their_parameters():
+def test_groups_with_equal_rates_are_one_curve():
     bias = (X, np.linspace(0.1, 0.01, 100))
     usual = (X, np.linspace(0.0, 0.01, 100))
     rates = {"group 0": usual, "group 1": bias, "group 2": (X.copy(), usual[1].copy())}
-    words = [r"\.weight$", r"\.bias$", "all others"]
-    assert list(_merge_equal(rates, words)) == [r"group 1: \.bias$", "groups 0, 2: all others"], (
-        "the general one is last"
-    )
-    assert list(_merge_equal(rates, ())) == ["group 1", "groups 0, 2"]
-    assert list(_merge_equal({"group 0": bias, "group 1": usual}, ["a", "b"])) == ["group 0: a", "group 1: b"]
-    others, high = _rate_charts(_merge_equal(rates, words))
-    assert [label for _, label in others.legend] == ["groups 0, 2: all others"]
-    assert r"learning rate of group 1: \.bias$" in high.image
-    assert _merge_equal({"learning_rate": usual}, words) == {"learning_rate": usual}
-
-
-def test_groups_are_named_as_the_spec_names_them(tmp_path):
-    groups = {"optimizer": {"groups": [{"match": r"\.bias$"}, {"match": ""}]}}
-    run = write_run(tmp_path / "run", spec=groups)
-    assert collect(RunFiles(run), Follower(RunFiles(run)).refresh()).groups == [r"\.bias$", "all others"]
-    other = write_run(tmp_path / "other", spec={"optimizer": {"groups": [7, {"match": 3}]}})
-    assert collect(RunFiles(other), Follower(RunFiles(other)).refresh()).groups == ["all others", "3"]
+    assert list(_merge_equal(rates)) == ["group 1", "groups 0, 2"], "the general one is last"
+    assert list(_merge_equal({"group 0": bias, "group 1": usual})) == ["group 0", "group 1"]
+    others, high = _rate_charts(_merge_equal(rates))
+    assert [label for _, label in others.legend] == ["groups 0, 2"]
+    assert "learning rate of group 1" in high.image
+    assert _merge_equal({"learning_rate": usual}) == {"learning_rate": usual}

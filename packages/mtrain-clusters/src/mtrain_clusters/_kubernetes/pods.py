@@ -22,7 +22,6 @@ from mtrain_clusters._kubernetes.options import (
     check_name,
 )
 from mtrain_clusters._kubernetes.own_code import MAX_BYTES, SUBFOLDER, OwnCode, own_code_of
-from mtrain_clusters._kubernetes.rules import literal, present
 
 Manifest = dict[str, Any]
 """A document of the Kubernetes API, or a part of one."""
@@ -190,7 +189,7 @@ class PodPlan:
         if options.node_selector:
             place["nodeSelector"] = dict(options.node_selector)
         if options.tolerations:
-            place["tolerations"] = [present(each) for each in options.tolerations]
+            place["tolerations"] = [dict(each) for each in options.tolerations]
         if options.image_pull_secrets:
             place["imagePullSecrets"] = [{"name": name} for name in options.image_pull_secrets]
         if options.spread:
@@ -217,6 +216,11 @@ def plan_pods(submission: Submission, options: KubernetesOptions, *, container: 
     check_name(name, longest=f"{pods}-{submission.hosts - 1}")
     code = own_code_of(submission)
     return PodPlan(submission=submission, options=options, container=container, pods=pods, domain=name, code=code)
+
+
+def literal(word: str) -> str:
+    """Return a word of a command, or a variable's value, in which the kubelet replaces nothing: it expands ``$(NAME)``."""
+    return word.replace("$", "$$")
 
 
 def spec_name(name: str) -> str:

@@ -13,12 +13,12 @@ CODE_LINE = "mtrain ended with exit code "
 """Beginning of the last line that the script prints."""
 REQUEUE_SIGNAL = "B:USR1@60"
 """Slurm may send it up to a minute earlier. ``B:``: to the script alone."""
+_JOB = '"$SLURM_JOB_ID"'
+"""Shell word for the id of this job."""
 _HOSTS = "\0hosts"
-_NAME = "\0name"
-_SEED = "\0seed"
 _SPEC = "\0spec"
 # No word that a user can give contains a NUL character.
-_EXPANDED = {_SPEC: '"$spec"', _HOSTS: '"$hosts"', _NAME: '"$name"', _SEED: '"train.seed=$SLURM_ARRAY_TASK_ID"'}
+_EXPANDED = {_SPEC: '"$spec"', _HOSTS: '"$hosts"'}
 """Words of the command for the shell to expand."""
 
 _SPEC_WRITTEN = """\
@@ -90,10 +90,8 @@ def script(submission: Submission, options: SlurmOptions, *, has_spec: bool = Fa
     folder = submission.folder if has_spec else submission.spec_path.parent
     lines = ["#!/bin/bash", *(f"#SBATCH {line}" for line in directives(submission, options, folder)), ""]
     lines += ["trap : USR1", *options.setup, ""] if options.setup else ["trap : USR1"]
-    before = f'name={shlex.quote(submission.name)}-"$SLURM_ARRAY_TASK_ID"\n' if options.array else ""
-    before += _spec_written(submission) if has_spec else ""
     body = _RUN.format(
-        before=before,
+        before=_spec_written(submission) if has_spec else "",
         warning=_warning(options),
         command=command(submission, options, spec=_SPEC if has_spec else None),
         code_line=CODE_LINE,
@@ -103,7 +101,7 @@ def script(submission: Submission, options: SlurmOptions, *, has_spec: bool = Fa
 
 
 def _spec_written(submission: Submission) -> str:
-    """Return the lines that write the spec of a job, each job of an array its own file."""
+    """Return the lines that write the spec of a job."""
     end, lines = _END_OF_SPEC, submission.spec.splitlines()
     while end in lines:
         end += "_"
@@ -117,8 +115,7 @@ def directives(submission: Submission, options: SlurmOptions, folder: Path) -> l
     Raises:
         UsageError: a path cannot be written into such a line.
     """
-    number = "%A_%a" if options.array else "%j"
-    pattern = f"{str(folder).replace('%', '%%')}/slurm-{number}.out"
+    pattern = f"{str(folder).replace('%', '%%')}/slurm-%j.out"
     values: dict[str, object] = {
         "job-name": job_name(submission.name),
         "nodes": submission.hosts,
@@ -132,7 +129,6 @@ def directives(submission: Submission, options: SlurmOptions, folder: Path) -> l
         "account": options.account,
         "qos": options.qos,
         "constraint": options.constraint,
-        "array": options.array,
         "signal": warning_signal(options),
         "chdir": _quote(str(submission.folder)),
         "output": _quote(pattern),
@@ -157,9 +153,7 @@ def warning_signal(options: SlurmOptions) -> str | None:
 
 def command(submission: Submission, options: SlurmOptions, *, spec: str | None = None) -> str:
     """Return the shell command that starts mtrain, for the hosts in ``$hosts``; ``spec``: see ``Submission.command``."""
-    more = ["--cluster", "slurm", "--ips", _HOSTS]
-    more += ["--name", _NAME, "-o", _SEED] if options.array else []
-    words = submission.command(python=options.python, spec=spec, more=more)
+    words = submission.command(python=options.python, spec=spec, more=["--cluster", "slurm", "--ips", _HOSTS])
     return " ".join(_EXPANDED.get(word) or _shell_word(word) for word in words)
 
 
@@ -170,7 +164,7 @@ def _warning(options: SlurmOptions) -> str:
     if not colon or "B" not in place.upper():
         return ""
     name = rest.partition("@")[0].upper().removeprefix("SIG")
-    action = f"scontrol requeue {_job(options)}" if options.requeue else f'kill -{name} "$mtrain"'
+    action = f"scontrol requeue {_JOB}" if options.requeue else f'kill -{name} "$mtrain"'
     return f"trap {shlex.quote(action)} {name}"
 
 
@@ -178,15 +172,9 @@ def _after(options: SlurmOptions) -> str:
     """Return the lines that follow the end of mtrain."""
     if options.requeue is False:
         return ""
-    job = _job(options)
     # Without the option, Slurm does at the end of the grace time what it is set up to do.
-    action = f"scontrol requeue {job}" if options.requeue else "sleep infinity"
-    return _PREEMPTED.format(job=job, action=action) + (_HOST_LOST.format(job=job) if options.requeue else "")
-
-
-def _job(options: SlurmOptions) -> str:
-    """Return the shell word for the id of this job. One job of an array has the array's own number."""
-    return '"${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID"' if options.array else '"$SLURM_JOB_ID"'
+    action = f"scontrol requeue {_JOB}" if options.requeue else "sleep infinity"
+    return _PREEMPTED.format(job=_JOB, action=action) + (_HOST_LOST.format(job=_JOB) if options.requeue else "")
 
 
 def _shell_word(word: str) -> str:
@@ -202,8 +190,3 @@ def _quote(path: str) -> str:
     if re.fullmatch(r"[A-Za-z0-9_./%+=:,@-]+", path):
         return path
     return '"' + path.replace("\\", "\\\\").replace('"', '\\"') + '"'
-
-
-def index_order(index: str) -> tuple[bool, int, str]:
-    """Return the key by which indices of an array are sorted: single ones first, by number."""
-    return (not index.isdecimal(), int(index) if index.isdecimal() else 0, index)

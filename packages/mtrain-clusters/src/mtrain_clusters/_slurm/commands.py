@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from mtrain.core.interfaces.queue import Phase
+from mtrain.core.interfaces.queue import ENDED, Phase
 from mtrain.errors import UsageError
 
 # A busy controller answers after many seconds.
@@ -29,7 +29,7 @@ _SIGNALLED = 128
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SlurmTask:
-    """The facts that Slurm knows about a job, or about one job of an array."""
+    """The facts that Slurm knows about a job."""
 
     state: str
     """In Slurm's word: RUNNING."""
@@ -39,8 +39,6 @@ class SlurmTask:
     """Its hosts, as Slurm writes them: ``node[1-3]``."""
     code: int | None = None
     """Exit code, 128 and the number of the signal for a job that a signal has ended."""
-    index: str = ""
-    """Its index in an array, or several indices of jobs that still wait; empty: no array."""
 
     @property
     def phase(self) -> Phase:
@@ -50,8 +48,7 @@ class SlurmTask:
     @property
     def text(self) -> str:
         """Return the state as Slurm's commands show it."""
-        text = f"{self.state} ({self.reason})" if self.reason else self.state
-        return f"{self.index}: {text}" if self.index else text
+        return f"{self.state} ({self.reason})" if self.reason else self.state
 
 
 def run(argv: Sequence[str], *, folder: Path | None = None, refusal: str = "") -> str:
@@ -80,40 +77,25 @@ def run(argv: Sequence[str], *, folder: Path | None = None, refusal: str = "") -
     raise UsageError(f"{argv[0]} refuses: {words or f'exit code {process.returncode}'}")
 
 
-def current(number: str) -> list[SlurmTask]:
-    """Return what the controller knows about a job, one entry for each job of an array; empty: it has forgotten it."""
+def current(number: str) -> SlurmTask | None:
+    """Return what the controller knows about a job; None: it has forgotten it."""
     output = run(["scontrol", "--oneliner", "show", "job", number], refusal=UNKNOWN_JOB)
-    return [_read_task(line) for line in output.splitlines() if "JobState=" in line]
+    return next((_read_task(line) for line in output.splitlines() if "JobState=" in line), None)
 
 
-def queued_with(request: Path, *, name: str) -> list[str]:
-    """Return the ids of the jobs in the queue whose batch script is ``request``, whoever submitted them.
-
-    ``name``: that of the jobs, by which the controller chooses among all.
-    """
-    output = run(["squeue", "--noheader", f"--name={name}", "--format=%F|%o"])
-    rows = (line.strip().partition("|") for line in output.splitlines())
-    return sorted({number for number, _, script in rows if number.isdecimal() and Path(script) == request}, key=int)
-
-
-def read_accounting(number: str) -> list[SlurmTask]:
-    """Return what the accounting of Slurm knows about a job; empty: nothing, or there is no accounting."""
-    fields = "JobID,State,NodeList,ExitCode"
+def read_accounting(number: str) -> SlurmTask | None:
+    """Return what the accounting of Slurm knows about a job; None: nothing, or there is no accounting."""
+    fields = "State,NodeList,ExitCode"
     try:
         argv = ["sacct", "--noheader", "--parsable2", "--allocations", "--jobs", number, "--format", fields]
         output = run(argv)
     except UsageError:  # Many sites have none, and then sacct fails.
-        return []
-    rows = (line.split("|") for line in output.splitlines())
-    return [
-        SlurmTask(
-            state=state.split()[0],  # "CANCELLED by 1000"
-            nodes="" if nodes == "None assigned" else nodes,
-            code=_code(code) if PHASES.get(state.split()[0]) in ("done", "failed", "cancelled") else None,
-            index=job.partition("_")[2].strip("[]"),
-        )
-        for job, state, nodes, code in (row for row in rows if len(row) == 4 and row[1].split())
-    ]
+        return None
+    for row in (line.split("|") for line in output.splitlines()):
+        if len(row) == 3 and row[0].split():
+            state = row[0].split()[0]  # "CANCELLED by 1000"
+            return SlurmTask(state=state, nodes="" if row[1] == "None assigned" else row[1], code=_code(row[2], state))
+    return None
 
 
 def host_names(nodes: str) -> list[str]:
@@ -124,22 +106,20 @@ def host_names(nodes: str) -> list[str]:
 def _read_task(line: str) -> SlurmTask:
     """Read one line of ``scontrol --oneliner show job``."""
     # The job's name comes before all of these and is a single word, see ``batch.directives``.
-    fields = dict(re.findall(r"(?:^|\s)(JobState|Reason|NodeList|ExitCode|ArrayTaskId)=(\S*)", line))
+    fields = dict(re.findall(r"(?:^|\s)(JobState|Reason|NodeList|ExitCode)=(\S*)", line))
     state = fields["JobState"]
-    phase = PHASES.get(state, "unknown")
     reason, nodes = fields.get("Reason", ""), fields.get("NodeList", "")
     return SlurmTask(
         state=state,
         reason="" if reason == "None" else reason,
         nodes="" if nodes in ("(null)", "None") else nodes,
-        code=_code(fields.get("ExitCode", "")) if phase in ("done", "failed", "cancelled") else None,
-        index=fields.get("ArrayTaskId", ""),
+        code=_code(fields.get("ExitCode", ""), state),
     )
 
 
-def _code(text: str) -> int | None:
-    """Read Slurm's "exit code:signal"."""
+def _code(text: str, state: str) -> int | None:
+    """Read Slurm's "exit code:signal" of a job in this state; None: it has not ended."""
     code, _, signal = text.partition(":")
-    if not code.isdecimal():
+    if not code.isdecimal() or PHASES.get(state) not in ENDED:
         return None
     return _SIGNALLED + int(signal) if signal.isdecimal() and int(signal) else int(code)

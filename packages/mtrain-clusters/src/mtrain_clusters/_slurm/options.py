@@ -9,13 +9,12 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 WORD = re.compile(r"[A-Za-z0-9_.,:/@%+=()\[\]&|*!<>~^-]+")
 """Values of ``#SBATCH`` lines."""
 TIME = re.compile(r"\d+(:\d+){0,2}|\d+-\d+(:\d+){0,2}|UNLIMITED|INFINITE", re.IGNORECASE)
-ARRAY = re.compile(r"\d+(-\d+(:\d+)?)?(,\d+(-\d+(:\d+)?)?)*(%\d+)?")
 SIGNAL = re.compile(r"([RB]{1,2}:)?[A-Z0-9]+(@\d+)?", re.IGNORECASE)
 CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f\x85\u2028\u2029]")
 
 
 def _text(value: object) -> object:
-    """Return a number as text: ``time: 30`` and ``array: 3`` are numbers in YAML."""
+    """Return a number as text: ``time: 30`` is a number in YAML."""
     return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
 
@@ -68,12 +67,6 @@ class SlurmOptions(BaseModel):
     gpus_per_node: Word | None = Field(default=None, description="GPUs on each host: a number, or type:number")
     cpus_per_task: int | None = Field(default=None, gt=0, description="processor cores for each rank")
     mem: Word | None = Field(default=None, description="memory of each host, such as 64G; 0: all")
-    array: Annotated[str, BeforeValidator(_text), _matching(ARRAY, "indices such as 1-3, 0,4,7 or 1-20%4")] | None = (
-        Field(
-            default=None,
-            description="indices of a job array, such as 1-3: one run for each, with the index as its seed",
-        )
-    )
     requeue: bool | None = Field(
         default=None,
         description="true: Slurm puts the job back into its queue after a preemption or the loss of a host, and the job "

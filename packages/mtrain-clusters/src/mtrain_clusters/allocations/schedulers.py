@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from mtrain.core.interfaces.allocation import Allocation, AllocationReader, NoOptions
-from mtrain.launchers.allocations.variables import evidence, number, several_processes
+from mtrain.launchers.allocations.variables import Starter, evidence, number
 from mtrain.spec.files import read_text
 
 MAX_NODEFILE_BYTES = 1 << 24
@@ -63,43 +63,28 @@ class Pbs(AllocationReader):
         return environ.get("PBS_JOBID", "").partition(".")[0] or None
 
 
-class Pmi(AllocationReader):
+class Pmi(Starter):
     """Processes of ``mpiexec`` of MPICH and of Intel MPI, which the process manager interface (PMI) tells their number."""
 
-    Options = NoOptions
     distance: ClassVar[int] = 21
+    scheduler, size, rank, local = "MPI", "PMI_SIZE", "PMI_RANK", "MPI_LOCALNRANKS"
+    one_each = "mpiexec -ppn 1 mtrain ..."
 
     def read(self, environ: Mapping[str, str]) -> Allocation | None:
         """Return the processes of all hosts; None also where srun itself has set the variables (``--mpi=pmi2``)."""
         task, tasks = number(environ, "SLURM_PROCID"), number(environ, "SLURM_STEP_NUM_TASKS")
-        if task is not None and (task, tasks) == (number(environ, "PMI_RANK"), number(environ, "PMI_SIZE")):
+        if task is not None and (task, tasks) == (number(environ, self.rank), number(environ, self.size)):
             return None
-        return several_processes(
-            environ,
-            scheduler="MPI",
-            size="PMI_SIZE",
-            rank="PMI_RANK",
-            local="MPI_LOCALNRANKS",
-            one_each="mpiexec -ppn 1 mtrain ...",
-        )
+        return super().read(environ)
 
 
-class Jsrun(AllocationReader):
+class Jsrun(Starter):
     """Processes of ``jsrun``, IBM's starter of processes on the hosts of a job of LSF."""
 
-    Options = NoOptions
     distance: ClassVar[int] = 22
-
-    def read(self, environ: Mapping[str, str]) -> Allocation | None:
-        """Return the processes of all hosts."""
-        return several_processes(
-            environ,
-            scheduler="jsrun",
-            size="JSM_NAMESPACE_SIZE",
-            rank="JSM_NAMESPACE_RANK",
-            local="JSM_NAMESPACE_LOCAL_SIZE",
-            one_each="jsrun --tasks_per_rs 1 --rs_per_host 1 mtrain ...",
-        )
+    scheduler, size, rank = "jsrun", "JSM_NAMESPACE_SIZE", "JSM_NAMESPACE_RANK"
+    local = "JSM_NAMESPACE_LOCAL_SIZE"
+    one_each = "jsrun --tasks_per_rs 1 --rs_per_host 1 mtrain ..."
 
 
 class IndexedJob(AllocationReader):

@@ -18,8 +18,8 @@ def command(job: str | None, folder: Path) -> None:
     submitted = queued_job.find(folder, job)
     queued, state = submitted.job, submitted.state()
     if state.ended:
-        terminal.say(f"job {state.id or queued.id} has ended already: {state.phase} [{state.text}]")
+        terminal.say(f"job {queued.id} has ended already: {state.phase} [{state.text}]")
         return
     submitted.cancel()
-    terminal.say(f"job {state.id or queued.id} ({queued.cluster}), run {queued.name}: asked to end")
+    terminal.say(f"job {queued.id} ({queued.cluster}), run {queued.name}: asked to end")
     terminal.say(f"to go on with it later, submit the same again with --name {queued.name}")

@@ -44,7 +44,7 @@ def command(job: str | None, folder: Path, *, every: bool, as_json: bool) -> Non
         import json
 
         fields = {
-            "id": state.id or queued.id,
+            "id": queued.id,
             "cluster": queued.cluster,
             "name": queued.name,
             "phase": state.phase,
@@ -57,7 +57,6 @@ def command(job: str | None, folder: Path, *, every: bool, as_json: bool) -> Non
         return
     code = "" if state.code is None else f", exit code {state.code}"
     hosts = f" on {few(state.hosts)}" if state.hosts else ""
-    number = f"{state.id}, which continues job {queued.id}," if state.id else queued.id
-    terminal.say(f"job {number} ({queued.cluster}), run {queued.name}: {state.phase}{hosts} [{state.text}{code}]")
+    terminal.say(f"job {queued.id} ({queued.cluster}), run {queued.name}: {state.phase}{hosts} [{state.text}{code}]")
     for line in queued_job.progress_lines(progress, is_running=state.phase == "running"):
         terminal.say(line)

@@ -29,7 +29,6 @@ QUEUE_FLAGS: Sequence[tuple[tuple[str, ...], str]] = (
     (("-A", "--account"), "Account that is charged."),
     (("--qos",), "Quality of service."),
     (("--gres",), "Generic resources on each host, such as gpu:2."),
-    (("--array",), "Indices of a job array, such as 1-3: one job for each, with the index as its seed."),
     (("--signal",), "Signal before the time limit, such as USR1@120; USR1 saves."),
     (("--image",), "Container image."),
     (("--namespace",), "Namespace of Kubernetes."),

@@ -17,7 +17,7 @@ from mtrain.spec.calls import explain_calls
 from mtrain_sweep import starting
 from mtrain_sweep.definition import PRUNERS, SAMPLERS, Pruner, Sampler
 from mtrain_sweep.request import SweepRequest
-from mtrain_sweep.results import SweepResult, SweepTable, result_in, table_of
+from mtrain_sweep.results import SweepResult, result_in
 
 if TYPE_CHECKING:
     from mtrain_sweep.search import SweepVerdict
@@ -73,7 +73,7 @@ def command(context: click.Context, /, **params: Any) -> None:
     Exit code: 0 done, 1 too many trials failed, 2 wrong use, 130 or 143 ended by a signal; --resume goes on.
     """
     if params["show"] is not None:
-        show(table_of(params["show"]))
+        show(params["show"])
         return
     own = {field.name for field in fields(SweepRequest)}
     spec_params = {name: value for name, value in params.items() if name not in {*own, "show"}}
@@ -85,28 +85,42 @@ def command(context: click.Context, /, **params: Any) -> None:
         tell=lambda text: terminal.say(text, err=True),
     )
     folder, verdict = _run(request)
-    show(table_of(folder))
+    show(folder)
     if verdict.text:
         terminal.say(verdict.text if verdict.reason == "interrupted" else f"error: {verdict.text}", err=True)
     context.exit(verdict.code)
 
 
-def show(result: SweepTable) -> None:
-    """Print the table of a sweep, its best trial and its files."""
+def show(folder: Path) -> None:
+    """Print the table of a sweep without columns in which no trial has a value, its best trial and its files.
+
+    Raises:
+        UsageError: it is not the folder of a sweep, or its files are damaged.
+    """
     from rich.console import Console
     from rich.table import Table
 
+    from mtrain_sweep.outputs import BEST, TABLE
+    from mtrain_sweep.table import best_trial, columns, rows, show_cell
+
+    opened = starting.open_sweep(folder)
+    names, cells = columns(opened.definition), rows(opened.definition, opened.trials)
+    kept = [i for i in range(len(names)) if any(row[i] is not None for row in cells)]
+    best = best_trial(opened.definition, opened.trials)
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 200)
-    table = Table(title=f"sweep {result.folder.name}", title_justify="left", title_style="bold")
-    for name in result.columns:
-        table.add_column(name, justify="left" if name in ("state", "reason") else "right", overflow="fold")
-    for i, cells in enumerate(result.rows):
-        table.add_row(*cells, style="bold" if i == result.best else None)
+    table = Table(title=f"sweep {opened.folder.name}", title_justify="left", title_style="bold")
+    for i in kept:
+        table.add_column(names[i], justify="left" if names[i] in ("state", "reason") else "right", overflow="fold")
+    for row in cells:
+        is_best = best is not None and row[0] == best.number
+        table.add_row(*(show_cell(row[i]) for i in kept), style="bold" if is_best else None)
     console.print(table)
-    if result.best_text:
-        console.print(result.best_text, markup=False)
-    for word, file in result.files.items():
-        console.print(f"{word}: {file}", markup=False, soft_wrap=True)
+    if best is not None:
+        text = f"best: trial {best.number}, {opened.definition.metric} {show_cell(best.value)}"
+        console.print(text, markup=False)
+    for word, name in (("table", TABLE), ("best spec", BEST)):
+        if (file := opened.folder / name).exists():
+            console.print(f"{word}: {file}", markup=False, soft_wrap=True)
 
 
 @explain_calls
@@ -138,7 +152,7 @@ def sweep(  # noqa: PLR0913 - what the command takes
         over: values that are combined with all others, such as ``{"backend": ["ddp", "horovod"], "ranks": [1, 2]}``.
         trials: number of trials in all; None: 20, or the whole grid.
         jobs: number of trials at the same time.
-        sampler: ``grid``, ``random``, ``tpe``, ``cmaes`` or ``evolve``; None: ``tpe``, or ``grid`` where only ``over`` is given.
+        sampler: ``grid``, ``random`` or ``tpe``; None: ``tpe``, or ``grid`` where only ``over`` is given.
         pruner: ``median`` or ``halving`` end bad trials early; None: no trial is ended.
         metric: a metric of the evaluations; higher is better, ``NAME:min``: lower is; None: ``score``.
         out: folder of the sweep; None: ``runs/NAME-sweep``.

@@ -69,7 +69,7 @@ class Pages:
         values: dict[str, Any] = {
             "name": name,
             "content": content,
-            "curves": charts.run_charts(shown.timeline, groups=content.groups),
+            "curves": charts.run_charts(shown.timeline),
             "read": shown.read,
             "link": _link,
         }
@@ -84,7 +84,7 @@ class Pages:
         return self._page(
             "live.html",
             content=content,
-            curves=charts.run_charts(shown.timeline, groups=content.groups),
+            curves=charts.run_charts(shown.timeline),
             read=shown.read,
         )
 

@@ -100,11 +100,8 @@ def shorten(name: str) -> str:
     return name if len(name) <= MAX_LABEL else name[: MAX_LABEL - 1] + "…"
 
 
-def run_charts(timeline: Timeline, *, groups: Sequence[str] = ()) -> list[Drawing]:
-    """Draw the curves of one run: losses, metrics, learning rates, gradient norm, speed, waiting for data.
-
-    ``groups``: which parameters are in each group, in words.
-    """
+def run_charts(timeline: Timeline) -> list[Drawing]:
+    """Draw the curves of one run: losses, metrics, learning rates, gradient norm, speed, waiting for data."""
     losses = timeline.losses()
     wait = timeline.column("data_wait_share", factor=100.0)
     unit = pace_of(timeline.last_update)[1]
@@ -114,15 +111,15 @@ def run_charts(timeline: Timeline, *, groups: Sequence[str] = ()) -> list[Drawin
     return [
         _over_updates("loss", losses, log=_spans(losses), smooth=True),
         _over_updates("evaluation", timeline.metrics(), about=_best(timeline)),
-        *_rate_charts(_merge_equal(timeline.rates(), groups)),
+        *_rate_charts(_merge_equal(timeline.rates())),
         _over_updates("gradient norm before clipping", norm, log=True, smooth=True),
         _over_updates(per_second, {per_second: timeline.column(column)}, floor=0.0, smooth=True),
         _over_updates("waiting for data, % of the time", {"waiting": wait}, floor=0.0, smooth=True),
     ]
 
 
-def _merge_equal(rates: Mapping[str, Series], groups: Sequence[str]) -> dict[str, Series]:
-    """Return the learning rates with one curve for all groups that have the same, named by their parameters."""
+def _merge_equal(rates: Mapping[str, Series]) -> dict[str, Series]:
+    """Return the learning rates with one curve for all groups that have the same."""
     if len(rates) == 1:
         return dict(rates)
     curves: list[tuple[Series, list[int]]] = []
@@ -133,17 +130,9 @@ def _merge_equal(rates: Mapping[str, Series], groups: Sequence[str]) -> dict[str
         else:
             curves.append((series, [number]))
     curves.sort(key=lambda curve: curve[1][-1])  # the last group holds what no other one has
-    return {_name_of(members, groups): series for series, members in curves}
-
-
-def _name_of(members: Sequence[int], groups: Sequence[str]) -> str:
-    """Return the name of the curve of some groups: their numbers, and which parameters are in them if that is known."""
-    numbers = f"group{'s' if len(members) > 1 else ''} {', '.join(map(str, members))}"
-    if max(members) >= len(groups):
-        return numbers
-    # The last group has what is left: beside it the others' patterns say little.
-    words = groups[members[-1]] if members[-1] == len(groups) - 1 else ", ".join(groups[each] for each in members)
-    return f"{numbers}: {words}"
+    return {
+        f"group{'s' if len(members) > 1 else ''} {', '.join(map(str, members))}": series for series, members in curves
+    }
 
 
 def _rate_charts(rates: Mapping[str, Series]) -> list[Drawing]:

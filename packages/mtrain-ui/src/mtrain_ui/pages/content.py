@@ -19,7 +19,7 @@ from mtrain.records.wording import copy_words, duration, number
 from mtrain.spec.files import read_bytes
 from mtrain_ui.pages.folder import Absent, RunFiles
 from mtrain_ui.pages.state import MEANING, Failure, RunState, failure_of, state_of
-from mtrain_ui.pages.timeline import MAX_NAMES, Timeline, headline_of, mapping_of, number_of
+from mtrain_ui.pages.timeline import Timeline, headline_of, mapping_of, number_of
 
 MAX_SPEC_BYTES = 256 << 10
 MAX_IMAGE_BYTES = 64 << 20
@@ -77,8 +77,6 @@ class Content:
     details: Sequence[Detail] = field(default_factory=tuple)
     details_of: str = ""
     """Of which evaluation the details are."""
-    groups: Sequence[str] = ()
-    """Which parameters are in each group of the optimizer, in words; empty if the spec does not say."""
 
 
 def collect(run: RunFiles, timeline: Timeline) -> Content:
@@ -107,7 +105,6 @@ def collect(run: RunFiles, timeline: Timeline) -> Content:
         spec=run.text("spec.yml", limit=MAX_SPEC_BYTES),
         details=details,
         details_of=details_of,
-        groups=_groups(run),
     )
 
 
@@ -183,13 +180,6 @@ def _classes(metrics: Mapping[str, Any]) -> ClassTable | None:
         for name, row in values.items()
     ]
     return ClassTable(columns=columns, rows=rows[:MAX_CLASSES], left_out=max(0, len(rows) - MAX_CLASSES))
-
-
-def _groups(run: RunFiles) -> list[str]:
-    """Return the patterns of the groups of parameters; that of the last one, which is usually empty, in words."""
-    rows = _list(mapping_of(run.json("spec.json").get("optimizer")).get("groups"))
-    patterns = [str(mapping_of(row).get("match", ""))[:60] for row in rows[:MAX_NAMES]]
-    return [pattern or "all others" for pattern in patterns]
 
 
 def _percent(value: float | None) -> int:

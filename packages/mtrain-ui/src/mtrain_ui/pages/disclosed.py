@@ -34,7 +34,6 @@ def disclose(content: Content, run: RunFiles) -> Content:
         failure=failure,
         environment=_rows(content.environment, clean),
         command=clean(content.command),
-        groups=[clean(text) for text in content.groups],
         spec=dump(shareable(spec))[:MAX_SPEC_BYTES] if spec else "",
     )
 

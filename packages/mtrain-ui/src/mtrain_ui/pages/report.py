@@ -31,7 +31,7 @@ def page(run: RunFiles) -> str:
         style=style(),
         content=content,
         has_records=bool(timeline.updates or timeline.evaluations),
-        curves=charts.run_charts(timeline, groups=content.groups),
+        curves=charts.run_charts(timeline),
         detail_charts=charts.detail_charts(content.details),
         grids=charts.grids(content.details),
         photographs=photographs(run),
