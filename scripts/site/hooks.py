@@ -4,6 +4,7 @@ On a repository page `../examples/own-script/train.py` is a link to that file. O
 file's text, so that the site needs no address of a repository. Diagrams become images, so that it needs no script.
 """
 
+import html
 import json
 import posixpath
 import re
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from commands import page as commands_page
-from documents import ROOT, change_links, diagram, links
+from documents import ROOT, change_links, diagram, links, prose
 from errors import page as errors_page
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
@@ -35,6 +36,29 @@ _PAGE_BOOSTS = {
     "notebook/results.md": 0.1,
 }
 """Exceptions of these."""
+_SYNONYMS = {
+    "backends.md": ("FSDP2", "DeepSpeed ZeRO", "distributed training"),
+    "checkpoints.md": ("resume", "early stopping"),
+    "coming-from.md": ("callback", "migrate"),
+    "data.md": ("own dataset", "custom dataset", "segmentation", "classification"),
+    "hosts.md": ("multi-node", "several machines"),
+    "language.md": ("fine-tune", "LLM", "LoRA"),
+    "memory.md": ("gradient checkpointing", "activation checkpointing", "out of memory", "batch size"),
+    "meshes.md": ("tensor parallelism", "pipeline parallelism", "model parallelism"),
+    "own-model.md": ("custom model", "own dataset"),
+    "quantising.md": ("int8",),
+    "reporters.md": ("callback",),
+    "script-models.md": ("two optimizers", "GAN"),
+    "script-optimizers.md": ("learning rate", "gradient accumulation", "scheduler", "loss function"),
+    "serving.md": ("inference server", "REST API"),
+    "spec.md": ("learning rate", "batch size", "freeze layers"),
+    "sweeping.md": ("hyperparameter search", "tuning"),
+    "tutorial-demo.md": ("mAP", "average precision"),
+    "tutorial-hosts.md": ("multi-node",),
+    "versions.md": ("GPU", "CUDA", "mixed precision", "bf16", "fp16", "python version"),
+    "weights.md": ("fine-tune", "freeze layers", "pretrained", "transfer learning"),
+}
+"""Page -> usual words for what it is about. The search finds it by them before pages that only mention them."""
 
 _places: dict[str, str] = {}
 """Path on the site of each page that does not come from `docs` -> its path in the repository."""
@@ -75,6 +99,7 @@ def on_page_markdown(markdown: str, page: Any, config: MkDocsConfig, files: File
     """Turn links to files of the repository into links to their pages, and diagrams into images."""
     here = page.file.src_uri
     source = _places.get(here, f"{DOCS}/{here}")
+    page.meta["tags"] = list(_SYNONYMS.get(here, ()))
     page.meta["search"] = _search(here, source, [section.title for section in page.ancestors])
     if here == REFERENCE or here in GENERATED:
         return markdown
@@ -92,7 +117,12 @@ def on_page_markdown(markdown: str, page: Any, config: MkDocsConfig, files: File
             )  # scripts/diagrams has not been run since it was changed
         return f"![diagram]({posixpath.relpath(diagram(match[1]), posixpath.dirname(here) or '.')}){{ .diagram }}"
 
-    return _MERMAID.sub(draw, change_links(markdown, change))
+    return prose(_MERMAID.sub(draw, change_links(markdown, change)), _escape_sections)
+
+
+def _escape_sections(text: str) -> str:
+    """Return prose whose code has no ``<![``, where older HTML parsers of Python see a marked section and fail."""
+    return re.sub(r"`([^`\n]*<!\[[^`\n]*)`", lambda match: f"<code>{html.escape(match[1])}</code>", text)
 
 
 def _search(here: str, source: str, sections: list[str]) -> dict[str, Any]:

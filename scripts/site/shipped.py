@@ -17,7 +17,7 @@ SPECS = """## Specs
 
 A data set that is not embedded is named by `-o data.root=FOLDER` ([your own data](data.md)). Parameters are counted with the classes
 of that column; other classes change them a little. A spec without a measurement was never trained to its end here: none was trained
-on COCO, VOC or ImageNet ([status](status.md)).
+on COCO, VOC or ImageNet ([status](versions.md)).
 """
 MODELS = """## Models
 

@@ -77,47 +77,80 @@ def test_diagrams_are_images_and_every_link_between_pages_leads_somewhere(site: 
 
 
 SEARCHES = {
-    "voc": "data",
-    "onnx": "export",
-    "slurm": "slurm",
-    "kubernetes": "kubernetes",
-    "tensorboard": "reporters",
-    "gpu": "versions",
-    "compare backends": "comparing",
-    "own data": "data",
-    "out of memory": "memory",
-    "secret": "security",
-    "tutorial": "tutorial-demo",
-    "two hosts": "tutorial-hosts",
-    "exit code": "errors",
-    "shipped specs": "shipped",
-    "why are the bits equal": "equal-bits",
+    "learning rate": {"script-optimizers", "spec"},
+    "gradient accumulation": {"script-optimizers"},
+    "batch size": {"spec", "memory"},
+    "DDP script": {"any-script", "your-own-script"},
+    "own dataset": {"data"},
+    "FSDP2": {"backends"},
+    "freeze layers": {"spec", "weights"},
+    "multi-node": {"hosts", "tutorial-hosts"},
+    "mAP": {"tutorial-demo"},
+    "callback": {"coming-from", "reporters"},
+    "mixed precision": {"versions"},
+    "fine-tune": {"weights", "language"},
+    "two optimizers": {"script-models"},
+    "GAN": {"script-models"},
+    "LoRA": {"language"},
+    "resume": {"checkpoints"},
+    "early stopping": {"checkpoints"},
+    "out of memory": {"memory"},
+    "gradient checkpointing": {"memory"},
+    "gpu": {"versions"},
+    "DeepSpeed ZeRO": {"backends"},
+    "horovod": {"backends", "tensorflow", "coming-from"},
+    "hyperparameter search": {"sweeping"},
+    "inference server": {"serving"},
+    "onnx": {"export"},
+    "int8": {"quantising"},
+    "tensor parallelism": {"meshes"},
+    "IterableDataset": {"script-data"},
+    "torchrun": {"coming-from", "any-script"},
+    "transfer learning": {"weights"},
+    "tensorboard": {"reporters"},
+    "slurm": {"slurm"},
+    "kubernetes": {"kubernetes"},
+    "voc": {"data"},
+    "segmentation": {"data"},
+    "compare backends": {"comparing"},
+    "install": {"quick-start", "index"},
+    "secret": {"security"},
+    "exit code": {"errors"},
+    "why are the bits equal": {"equal-bits"},
 }
-"""What is typed -> the page that comes first."""
+"""What is typed -> the pages of which one is to be among the first three."""
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
-def test_a_search_in_pages_of_a_folder_finds_the_right_page_first(site: Path, browser: Any) -> None:
-    assert {typed: first_found(browser, site, typed) for typed in SEARCHES} == SEARCHES
-    assert first_found(browser, site, "zzyzx") is None
-    assert not browser.get_log("browser")
-
-
-def first_found(browser: Any, site: Path, typed: str) -> str | None:
-    """Type into the search of a page that was opened from a folder, and return the first page found, without its suffix."""
+@pytest.mark.timeout(900)
+def test_a_search_in_pages_of_a_folder_finds_38_of_40_usual_words_among_the_first_three(
+    site: Path, browser: Any
+) -> None:
+    assert len(SEARCHES) == 40
     browser.get((site / "index.html").as_uri())
     browser.execute_script("document.querySelector('#__search').click()")
     field = browser.find_element("css selector", "input.md-search__input")
     until(field.is_displayed)
+    found = {typed: first_found(browser, field, site, typed) for typed in SEARCHES}
+    missed = {typed: found[typed] for typed, wanted in SEARCHES.items() if not wanted & set(found[typed])}
+    assert len(missed) <= 2, missed
+    assert first_found(browser, field, site, "zzyzx") == []
+    assert not browser.get_log("browser")
+
+
+def first_found(browser: Any, field: Any, site: Path, typed: str) -> list[str]:
+    """Type into the search, and return the first three pages found, without their suffixes."""
     enter = "arguments[0].value = arguments[1]; arguments[0].dispatchEvent(new KeyboardEvent('keyup', {bubbles: true}))"
+    browser.execute_script(enter, field, "")
+    until(lambda: found_count(browser) is None)
     browser.execute_script(enter, field, typed)  # at once, so that no part of it is searched
     until(lambda: found_count(browser) is not None)
     if not found_count(browser):
-        return None
-    until(lambda: browser.find_elements("css selector", ".md-search-result__item > a"))
-    link = browser.find_element("css selector", ".md-search-result__item > a").get_attribute("href")
-    return link.split("?")[0].removeprefix(f"{site.as_uri()}/").removesuffix(".html")
+        return []
+    read = "return [...document.querySelectorAll('.md-search-result__item > a')].map((link) => link.href)"
+    until(lambda: browser.execute_script(read))
+    places = (re.split(r"[?#]", link)[0].removeprefix(f"{site.as_uri()}/") for link in browser.execute_script(read))
+    return list(dict.fromkeys(place.removesuffix(".html") for place in places))[:3]
 
 
 def found_count(browser: Any) -> int | None:
