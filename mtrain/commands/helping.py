@@ -1,6 +1,6 @@
 """The help of commands: their flags in groups, and examples at the end."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Any
 
 import click
@@ -33,6 +33,35 @@ GROUPS: Mapping[str, Sequence[str]] = {
     ),
 }
 """Heading in the help of a job -> the parameters below it. A parameter that is not listed is the command's own."""
+RARE = frozenset(
+    (
+        *(
+            "no_amp",
+            "sync_bn",
+            "eval_too",
+            "quiet",
+            "verbose",
+            "launcher",
+            "log_dir",
+            "hang_timeout",
+            "hostfile",
+            "node_rank",
+        ),
+        *(
+            "master_addr",
+            "master_port",
+            "start_port",
+            "control_port",
+            "ssh_port",
+            "ssh_identity_file",
+            "failure_timeout_s",
+        ),
+        *GROUPS["Flags that YOLOv5 and PaddleDetection have too"],
+    )
+)
+"""Parameters that the help of a command with many flags leaves out; ``--help-all`` shows them."""
+_ALL = "mtrain.help_all"
+"""Key of a context's ``meta``: whether the help shows all flags."""
 
 Examples = Sequence[tuple[str, str]]
 """Lines of the shell, and what each one does."""
@@ -44,6 +73,9 @@ class Command(click.Command):
     def __init__(self, name: str | None, *, examples: Examples = (), **settings: Any) -> None:
         super().__init__(name, **settings)
         self.examples = examples
+        if _has_many_flags(each.name for each in self.params):
+            settings = {"is_flag": True, "is_eager": True, "expose_value": False, "callback": _show_all}
+            self.params.append(click.Option(["--help-all"], help="Show all flags and exit.", **settings))
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse the words; an error of the parser knows the command, which click leaves out in some."""
@@ -58,7 +90,8 @@ class Command(click.Command):
         # Arguments are in the usage line and in the text above; click 8.3 and later list their bare names once more.
         options = [each for each in self.get_params(ctx) if isinstance(each, click.Option)]
         rows = [(each, row) for each in options if (row := each.get_help_record(ctx)) is not None]
-        for heading, entries in sections(rows).items():
+        left_out = RARE if _has_many_flags(each.name for each, _ in rows) and not ctx.meta.get(_ALL) else ()
+        for heading, entries in sections(rows, left_out).items():
             with formatter.section(heading):
                 formatter.write_dl(entries)
         if self.examples:
@@ -76,18 +109,36 @@ class Command(click.Command):
                     formatter.write((f"{indent}# {meaning}\n" if meaning else "") + f"{indent}{line}\n")
 
 
-def sections(rows: Sequence[tuple[click.Option, tuple[str, str]]]) -> dict[str, list[tuple[str, str]]]:
+def _has_many_flags(names: Iterable[str | None]) -> bool:
+    """Return whether a command takes the flags of a job."""
+    return len({*names} & {*GROUPS["Several hosts"]}) >= 4
+
+
+def _show_all(ctx: click.Context, _parameter: click.Parameter, given: object) -> None:
+    if given and not ctx.resilient_parsing:
+        ctx.meta[_ALL] = True
+        click.echo(ctx.get_help(), color=ctx.color)
+        ctx.exit()
+
+
+def sections(
+    rows: Sequence[tuple[click.Option, tuple[str, str]]], left_out: Container[str | None] = ()
+) -> dict[str, list[tuple[str, str]]]:
     """Divide the flags of a command by ``GROUPS``, with their rows of the help; one section where it has few flags of jobs."""
     names = {option.name for option, _ in rows}
-    if len(names & set(GROUPS["Several hosts"])) < 4:
+    if not _has_many_flags(names):
         return {"Options": [row for _, row in rows]}
     # `--weights` of a command that has `--checkpoint` too is its own, and no flag of YOLOv5's training.
     own = {"weights"} if "checkpoint" in names else set()
     heading_of = {name: heading for heading, names in GROUPS.items() for name in names if name not in own}
     sections: dict[str, list[tuple[str, str]]] = {"Options": [], **{heading: [] for heading in GROUPS}}
     for option, row in rows:
-        sections[heading_of.get(option.name or "", "Options")].append(row)
-    if len(sections["Options"]) == 1:  # `--help` alone: the spec comes first.
+        heading = heading_of.get(option.name or "", "Options")
+        if heading == "Options" or option.name not in left_out:
+            sections[heading].append(row)
+    if all(
+        "--help" in row[0] for row in sections["Options"]
+    ):  # The command has no flag of its own: the spec comes first.
         sections["Other"] = sections.pop("Options")
     return {heading: entries for heading, entries in sections.items() if entries}
 

@@ -8,7 +8,7 @@ import click
 INTRODUCTION = """# Commands
 
 `mtrain -c SPEC` is `mtrain train -c SPEC`, and `mtrain` alone trains `./mtrain.yml`, else the embedded demo. Every command has
-`--help`. Any value of a spec is set by `-o PATH=VALUE` ([keys](spec.md)).
+`--help`; where it has many flags, `--help-all` shows the rest. Any value of a spec is set by `-o PATH=VALUE` ([keys](spec.md)).
 [Errors](errors.md) has the exit codes.
 """
 
@@ -54,7 +54,11 @@ def tables(command: click.Command, context: click.Context) -> dict[str, list[tup
     """Return the flags of a command by heading, each with its meaning."""
     from mtrain.commands.helping import sections
 
-    options = [each for each in command.get_params(context) if isinstance(each, click.Option) and each.name != "help"]
+    options = [
+        each
+        for each in command.get_params(context)
+        if isinstance(each, click.Option) and not {"--help", "--help-all"} & {*each.opts}
+    ]
     return sections([(each, row) for each in options if (row := each.get_help_record(context)) is not None])
 
 

@@ -322,10 +322,31 @@ def test_the_schema_has_the_keys_of_all_tasks_and_of_one_spec(capsys):
 def test_every_flag_of_train_is_in_a_group_and_those_of_other_programs_are_last(capsys):
     command = front.get_command(click.Context(front), "train")
     shown = {each.name for each in command.params if isinstance(each, click.Option) and not each.hidden}
-    assert shown <= {name for names in helping.GROUPS.values() for name in names}
-    assert main(["train", "--help"]) == 0
+    assert shown - {"help_all"} <= {name for names in helping.GROUPS.values() for name in names}
+    assert main(["train", "--help-all"]) == 0
     headings = [line for line in capsys.readouterr().out.splitlines() if re.fullmatch(r"[A-Z].*:", line)]
     assert headings == [*(f"{heading}:" for heading in helping.GROUPS), "Other:", "Examples:"]
+
+
+@pytest.mark.parametrize("words", [["train"], ["submit"], ["run"], ["plan"], ["doctor"]])
+def test_the_help_of_a_job_shows_usual_flags_and_help_all_the_rest(words, capsys):
+    assert main([*words, "--help"]) == 0
+    usual = capsys.readouterr().out
+    assert main([*words, "--help-all"]) == 0
+    every = capsys.readouterr().out
+    assert {"--config", "--backend", "--nproc-per-node", "--help-all"} <= flags_in(usual) < flags_in(every)
+    assert flags_in(every) - flags_in(usual) >= {"--launcher", "--start-port", "--ssh-port", "--hang-timeout"}
+    assert len(usual.splitlines()) <= 70
+
+
+def test_the_help_of_a_command_with_few_flags_is_whole(capsys):
+    assert main(["predict", "--help"]) == 0
+    assert "--help-all" not in capsys.readouterr().out
+
+
+def flags_in(text):
+    """The flags that a help lists, each at the beginning of its line."""
+    return {flag for line in text.splitlines() if line.startswith("  -") for flag in re.findall(r"--[a-z][\w-]+", line)}
 
 
 def leaves(group, words=()):
