@@ -179,7 +179,10 @@ def allowed_values(annotation: Any, metadata: Sequence[Any], default: str) -> st
     if found == ["true", "false"] or (found == ["text"] and default != "null"):
         return ""
     chosen = [word.strip("'") for word in found if word.startswith("'")]
-    others = [word for word in found if not word.startswith("'") and word not in (default, "text" if chosen else "")]
+    shown = (default, "text" if chosen else "", {"[": "list", "{": "mapping"}.get(default[:1]))
+    others = [word for word in found if not word.startswith("'") and word not in shown]
+    if default.isdigit():
+        others = [word.removeprefix("int").strip() for word in others if word != "int"]
     if len(chosen) == 1 and chosen[0] == default:
         chosen = []
     return ", ".join([*([f"`{'|'.join(chosen)}`"] if chosen else []), *others])
@@ -206,10 +209,14 @@ def _allowed(annotation: Any, metadata: Sequence[Any]) -> list[str]:
     if annotation is bool:
         return ["true", "false"]
     word = {int: "int", float: "", str: "text"}.get(annotation, "")
-    return [" ".join(filter(None, (word, _bounds(metadata))))] if annotation in (int, float, str) else []
+    return (
+        [" ".join(filter(None, (word, _bounds(metadata, whole=annotation is int))))]
+        if annotation in (int, float, str)
+        else []
+    )
 
 
-def _bounds(metadata: Sequence[Any]) -> str:
+def _bounds(metadata: Sequence[Any], *, whole: bool) -> str:
     """Return the limits of a number, as `> 0` or `0 to 1`."""
     limits: dict[str, Any] = {}
     for entry in metadata:
@@ -217,6 +224,8 @@ def _bounds(metadata: Sequence[Any]) -> str:
             for part in (entry, *getattr(entry, "metadata", ())):
                 if getattr(part, name, None) is not None:
                     limits[name] = _number(getattr(part, name))
+    if whole and limits.get("gt") == "0":
+        limits = {"ge": "1", **{name: limit for name, limit in limits.items() if name != "gt"}}
     if {"ge", "le"} <= set(limits):
         return f"{limits['ge']} to {limits['le']}"
     signs = {"gt": ">", "ge": ">=", "lt": "<", "le": "<="}

@@ -53,7 +53,9 @@ def test_sections_and_tasks_have_an_example() -> None:
 @pytest.mark.parametrize(
     ("annotation", "metadata", "default", "said"),
     [
-        (int, [Field(gt=0)], "1", "int > 0"),
+        (int, [Field(gt=0)], "1", ">= 1"),
+        (int | None, [Field(gt=0, le=9)], "null", "int 1 to 9"),
+        (list[str], [], "[]", ""),
         (Annotated[float, Field(ge=0, le=1)], [], "0.5", "0 to 1"),
         (str | None, [], "null", "text"),
         (str, [], "ddp", ""),
