@@ -23,7 +23,7 @@ def mesh_of(*, shard: int = 1, replicate: int = 1, tensor: int = 1) -> Mesh:
 
 def estimated(mesh: Mesh, *overrides: str) -> Estimate:
     spec = config.load("digits", overrides=["train.batch_size=8", *overrides], environ={}).spec
-    arrays: dict[str, Any] = {"arrays": ARRAYS, "sent_per_token": 0, "activations": 1000, "most": 500}
+    arrays: dict[str, Any] = {"arrays": ARRAYS, "sent_per_token": 0}
     return estimate(spec, mesh, arrays, size=mesh.size, on_cpu=True)
 
 

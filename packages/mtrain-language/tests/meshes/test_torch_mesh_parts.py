@@ -213,18 +213,14 @@ def test_a_plan_counts_what_a_rank_holds_and_sends():
     arrays = {
         "arrays": [["a.w", [8, 4], True, True, "a"], ["n.w", [4], False, True, ""]],
         "sent_per_token": 10,
-        "activations": 100,
-        "most": 1000,
     }
     found = estimate(spec, mesh, arrays, size=4, on_cpu=False)
     assert found.weights_bytes == (8 * 4 / 2 + 4) / 2 * 4
     assert (found.moments_bytes, found.average_bytes) == (2 * found.weights_bytes, found.weights_bytes)
     assert found.gathered_bytes == (2 * 8 * 4 / 2 + 4) * 4
-    assert found.most_bytes == 1000 + 4 * found.weights_bytes
     assert found.sent_to_shards == 5 * found.weights_bytes  # 2 passes x 2 gathers, and gradients
     # gloo adds up whole gradients on every rank.
     assert estimate(spec, mesh, arrays, size=4, on_cpu=True).sent_to_shards == 6 * found.weights_bytes
-    assert found.activations_bytes == 100
     assert found.sent_to_replicas == 0
     assert found.sent_in_group == 10 * 4 * 4  # 8 samples for 2 tensor groups, one token each
     assert layout_words(mesh) == "replicate 1 x shard 2 x tensor 2; tensor groups: ranks 0-1, 2-3"
@@ -233,11 +229,10 @@ def test_a_plan_counts_what_a_rank_holds_and_sends():
 def test_the_base_of_adapters_is_held_and_gathered_and_neither_averaged_nor_exchanged():
     spec = Spec.model_validate({"train": {"updates": 1, "batch_size": 8, "ema": {}}, "optimizer": {"rule": "adamw"}})
     rows = [["a.base", [8, 4], False, False, "a"], ["a.lora_A", [2, 4], False, True, "a"]]
-    arrays = {"arrays": rows, "sent_per_token": 0, "activations": 1, "most": 1000}
+    arrays = {"arrays": rows, "sent_per_token": 0}
     found = estimate(spec, Mesh(replicate=2, shard=1, tensor=1), arrays, size=2, on_cpu=False)
     assert found.weights_bytes == 4 * (8 * 4 + 2 * 4)
     assert found.gradients_bytes == found.average_bytes == found.sent_to_replicas == 4 * 2 * 4
-    assert found.most_bytes == 1000 + found.weights_bytes + 3 * found.average_bytes
 
 
 def test_shards_of_a_stage_gather_weights_once_a_pass_and_once_more():
@@ -245,7 +240,7 @@ def test_shards_of_a_stage_gather_weights_once_a_pass_and_once_more():
     spec = Spec.model_validate(
         {"train": {"updates": 1, "batch_size": 12, "accumulate": 3}, "optimizer": {"rule": "adamw"}}
     )
-    arrays = {"arrays": [["a.w", [8, 4], False, True, "a"]], "sent_per_token": 0, "activations": 1, "most": 1}
+    arrays = {"arrays": [["a.w", [8, 4], False, True, "a"]], "sent_per_token": 0}
     stages = Mesh(replicate=1, shard=2, tensor=1, pipeline=2)
     found = estimate(spec, stages, arrays, size=4, on_cpu=False)
     assert found.sent_to_shards == (3 + 1) * found.weights_bytes + found.gradients_bytes
@@ -296,7 +291,6 @@ def test_a_plan_says_what_each_stage_holds_and_names_stages_together_that_are_al
     assert [each.weights_bytes for each in found] == [block + 4 * 64 * 32, block, block, block + 4 * (64 * 32 + 32)]
     losses = 8 * 8 * 2  # of eight micro batches, in float64, to two of the other stages, one of which tells the third
     assert [each.sent_to_stages for each in found] == [hidden, 2 * hidden, 2 * hidden, hidden + losses]
-    assert all(each.most_bytes > each.activations_bytes for each in found)
     said = rows(loaded, size=4, on_cpu=True)
     assert said["sent per update"].startswith(
         "stage 1: 0.0 MiB to other stages; stages 2-3: 0.1 MiB to other stages; stage 4"

@@ -1,13 +1,13 @@
 """Find, for a plan, which arrays a model has and how a mesh cuts them; ``python -m``, in a process of its own.
 
 It reads a question as JSON from standard input: ``model``, ``options``, ``policy`` (the ``plugins.toml``), ``details`` of the
-task, ``mesh``, ``rows`` of a micro batch, ``passes`` of an update, what is ``frozen``, the ``dtype`` of training, the ``device``,
-and the backend's ``unit``. The model is built without values. It prints the answer as JSON, or null where stages cannot be counted.
+task, ``mesh``, ``rows`` of a micro batch, what is ``frozen``, the ``device``, and the backend's ``unit``. The model is built
+without values. It prints the answer as JSON, or null where stages cannot be counted.
 """
 
 import json
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -19,9 +19,8 @@ from mtrain.backends._torch import ops as torch_ops
 from mtrain.core.binding import bind
 from mtrain.core.interfaces import Mesh, Task
 from mtrain.spec.registry import Registry
-from mtrain_language.meshes import activations, flops, fullest, vocabulary
+from mtrain_language.meshes import flops, vocabulary
 from mtrain_language.meshes.sequence import blocks
-from mtrain_language.meshes.stage_memory import StageMemory, of_stage, stage_of
 from mtrain_language.meshes.stages import Division, divide
 from mtrain_language.meshes.tensor import whole_plan
 from mtrain_language.meshes.tensor_adapters import is_adapter, layer_of
@@ -36,25 +35,15 @@ def _answer(question: Mapping[str, Any]) -> dict[str, Any] | None:
         "models", question["model"], question["options"], path="model.options"
     )
     task = Task(kind=plugin.kind, class_names=[], image_size=0, global_batch=1, details=question["details"])
-
-    def build() -> nn.Module:
-        with torch.device("meta"):
-            model: nn.Module = plugin.without_values(task)
-        # Frozen weights have no gradient, no moments and no operations of their own.
-        flops.freeze(model, question["frozen"])
-        # Masters are float32 whatever the type of a model's files.
-        return model.double() if question["dtype"] == "float64" else model.float()
-
-    model = build()
+    with torch.device("meta"):
+        model: nn.Module = plugin.without_values(task)
+    flops.freeze(model, question["frozen"])
     mesh = Mesh(**question["mesh"])
     plan = whole_plan(model, mesh) if mesh.tensor > 1 else {}
-    batch = plugin.blank_batch(task, rows=question["rows"])
-    operations = flops.of_micro_batch(model, batch)
+    operations = flops.of_micro_batch(model, plugin.blank_batch(task, rows=question["rows"]))
     if mesh.pipeline > 1:
-        found = _in_stages(model, plan, mesh, device=question["device"])
-        if found is None:
-            return None
-        return {**found, **_memory_of_stages(build, batch, plan, mesh, question), "operations": operations}
+        found = _find_stages(model, plan, mesh, device=question["device"])
+        return found and {**found, "operations": operations}
     parts = units(model, question["unit"])
     unit_of = {id(x): name for name, part in reversed(parts.items()) for x in part.parameters()}
     arrays = [
@@ -62,19 +51,14 @@ def _answer(question: Mapping[str, Any]) -> dict[str, Any] | None:
         for name, parameter in model.named_parameters()
     ]
     sent = _sent_per_token(model, plan, mesh, device=question["device"])
-    found = {"arrays": arrays, "sent_per_token": sent, "operations": operations}
-    kept = activations.kept_bytes(model, batch, plan, mesh)
-    if kept is None:
-        return {**found, "activations": None, "most": None}
-    most = fullest.most_bytes(model, batch, parts, shards=mesh.shard, passes=question["passes"])
-    return {**found, "activations": kept, "most": most}
+    return {"arrays": arrays, "sent_per_token": sent, "operations": operations}
 
 
-def _in_stages(model: nn.Module, plan: Mapping[str, Style], mesh: Mesh, *, device: str) -> dict[str, Any] | None:
+def _find_stages(model: nn.Module, plan: Mapping[str, Style], mesh: Mesh, *, device: str) -> dict[str, Any] | None:
     """Return the arrays of a model in stages, each with the stages that hold it, and what stages send."""
-    if not activations.is_counted(model):
+    if not flops.is_counted(model):
         return None
-    activations.stand_in(model)
+    flops.use_plain_attention(model)
     division = divide(model, mesh.pipeline)
     size = division.width
     arrays = [
@@ -98,24 +82,6 @@ def _in_stages(model: nn.Module, plan: Mapping[str, Style], mesh: Mesh, *, devic
     ]
     between = [size * ((stage > 0) + (stage < mesh.pipeline - 1)) for stage in range(mesh.pipeline)]
     return {"arrays": arrays, "sent_per_token": sent, "between_stages": between}
-
-
-def _memory_of_stages(
-    build: Callable[[], nn.Module],
-    batch: activations.BatchShapes,
-    plan: Mapping[str, Style],
-    mesh: Mesh,
-    question: Mapping[str, Any],
-) -> dict[str, Any]:
-    """Return the bytes of activations, and the most at a time, of each stage; ``build`` makes a model for each."""
-    found: list[StageMemory | None] = []
-    for stage in range(mesh.pipeline):
-        part = stage_of(build(), plan, mesh, stage=stage)
-        found.append(of_stage(part, batch, mesh, unit=question["unit"], passes=question["passes"]))
-    return {
-        "activations": [None if memory is None else memory.activations for memory in found],
-        "most": [None if memory is None else memory.most for memory in found],
-    }
 
 
 def _part_of(name: str, division: Division) -> str:

@@ -41,12 +41,10 @@ def of_micro_batch(model: nn.Module, batch: Mapping[str, tuple[tuple[int, ...], 
 
     ``model`` has no values, and is as before afterwards.
     """
-    if likelihoods.ask(model) is None or not hasattr(model, "set_attn_implementation"):
+    if not is_counted(model):
         return None
-    _register()
-    config = cast(Any, model).config
     # torch counts fused kernels of attention by device; plain products count alike everywhere.
-    former = exchange_attention(config, ATTENTION)
+    former = use_plain_attention(model)
     inputs = {
         name: torch.empty(shape, dtype=getattr(torch, kind), device="meta") for name, (shape, kind) in batch.items()
     }
@@ -56,13 +54,18 @@ def of_micro_batch(model: nn.Module, batch: Mapping[str, tuple[tuple[int, ...], 
     except (RuntimeError, NotImplementedError, ValueError):  # a model that looks at values, which are not there
         return None
     finally:
-        exchange_attention(config, former)
+        exchange_attention(cast(Any, model).config, former)
         model.zero_grad(set_to_none=True)
     return int(counter.get_total_flops())
 
 
-def _register() -> None:
-    """Add attention in plain matrix products, without a mask, to transformers' implementations."""
+def is_counted(model: nn.Module) -> bool:
+    """Return whether this is a language model of transformers that asks ``mtrain_language.likelihoods`` for its loss."""
+    return likelihoods.ask(model) is not None and hasattr(model, "set_attn_implementation")
+
+
+def use_plain_attention(model: nn.Module) -> str:
+    """Let the model use attention in plain matrix products, without a mask, in place; return the name of its own."""
     from transformers import AttentionInterface
 
     def attend(
@@ -74,3 +77,4 @@ def _register() -> None:
         return (shares @ values).transpose(1, 2), None
 
     cast(Any, AttentionInterface).register(ATTENTION, attend)
+    return exchange_attention(cast(Any, model).config, ATTENTION)

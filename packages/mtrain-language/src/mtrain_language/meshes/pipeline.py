@@ -60,9 +60,9 @@ class Stage(nn.Module):
         *,
         number: int,
         precision: Precision,
-        group: dist.ProcessGroup | None,
+        group: dist.ProcessGroup,
     ) -> None:
-        """Take the parts of ``model`` that stage ``number`` holds; see ``stages.keep``. No group: all is given and nothing sent."""
+        """Take the parts of ``model`` that stage ``number`` holds; see ``stages.keep``."""
         super().__init__()
         self.number, self.count = number, len(division.parts)
         self.group = group
@@ -207,7 +207,6 @@ class Stage(nn.Module):
 
     def add_ties(self, held: Mapping[str, Tensor]) -> None:
         """Add up the gradients of weights that the first and the last stage hold; each gets the same sum."""
-        assert self.group is not None, "stages of a job have one"
         for name in self._ties:
             grad = held[name].grad
             if grad is not None:

@@ -22,8 +22,6 @@ from mtrain_language.model import HuggingFaceModel
 MIB = 1 << 20
 _ESTIMATE_S = 120
 """Seconds within which the process that counts the arrays of a model must answer."""
-_BUCKET_BYTES = 16 * MIB
-"""What is gathered at a time for norms of whole arrays, unless one array alone is larger."""
 _BYTE_TOKENS = {"vocabulary": 257, "end": 256}
 """What a model learns of tokens where each is a byte; the size of another vocabulary is in the model's configuration."""
 
@@ -38,10 +36,6 @@ class Estimate:
     average_bytes: float
     gathered_bytes: float
     """What is whole at a time: the unit of the whole model, and the largest other one twice, as the next one is fetched ahead."""
-    activations_bytes: float | None
-    """What the backward pass of a micro batch needs; None: not known."""
-    most_bytes: float | None
-    """The most that a rank holds at a time; None: not known."""
     sent_to_shards: float
     """Bytes per update, as are those below."""
     sent_to_replicas: float
@@ -82,17 +76,15 @@ def _arrays(loaded: Loaded, mesh: Mesh, *, size: int) -> Mapping[str, Any] | Non
     if not issubclass(loaded.job.model_class, HuggingFaceModel):
         return None
     spec = loaded.spec
-    micro, passes = micro_batch(spec, size=size)
+    micro, _ = micro_batch(spec, size=size)
     question = {
         "model": spec.model.name,
         "options": spec.model.options,
         "policy": spec.plugins,
         "details": {**_BYTE_TOKENS, "length": _length(spec)},
         "rows": micro,
-        "passes": passes,
         "frozen": list(spec.train.freeze),
         "device": str(spec.backend.options.get("device", "auto")),
-        "dtype": "float64" if spec.train.precision == "fp64" else "float32",
         "mesh": {**asdict(mesh), "plan": dict(mesh.plan)},
         "unit": spec.backend.options.get("unit", "blocks"),
     }
@@ -132,8 +124,9 @@ def _estimates(spec: Spec, mesh: Mesh, arrays: Mapping[str, Any], *, size: int, 
 def _of_stage(spec: Spec, mesh: Mesh, arrays: Mapping[str, Any], stage: int, *, size: int, on_cpu: bool) -> Estimate:
     """Return what a rank of a stage holds and sends."""
     own = [row for row in arrays["arrays"] if stage in row[5]]
-    of_stage = {name: arrays[name][stage] for name in ("sent_per_token", "activations", "most")}
-    found = estimate(spec, mesh, {**of_stage, "arrays": own}, size=size, on_cpu=on_cpu)
+    found = estimate(
+        spec, mesh, {"arrays": own, "sent_per_token": arrays["sent_per_token"][stage]}, size=size, on_cpu=on_cpu
+    )
     # Weights that two stages hold have gradients that they exchange.
     tied = sum(prod(row[1]) / (mesh.tensor if row[2] else 1) for row in own if len(row[5]) > 1 and row[3])
     micro, passes = micro_batch(spec, size=size)
@@ -176,13 +169,11 @@ def estimate(spec: Spec, mesh: Mesh, arrays: Mapping[str, Any], *, size: int, on
         spec: The spec.
         mesh: Its mesh.
         arrays: As the backend answers: ``arrays`` as (name, shape, whether a tensor group cuts it,
-            whether it is trained, its unit), ``sent_per_token``, ``activations``, and ``most``, the most bytes at a time
-            while a micro batch is computed.
+            whether it is trained, its unit), and ``sent_per_token``.
         size: Number of ranks.
         on_cpu: Whether it is certain that they compute on the CPU.
     """
     each = 8 if spec.train.precision == "fp64" else 4
-    is_other = spec.train.precision not in ("fp32", "fp64") or bool(spec.train.recompute)
     left = {name: prod(shape) / (mesh.tensor if is_cut else 1) for name, shape, is_cut, *_ in arrays["arrays"]}
     trained = sum(left[name] for name, _, _, is_trained, *_ in arrays["arrays"] if is_trained)
     held, learns = sum(left.values()) * each / mesh.shard, trained * each / mesh.shard
@@ -193,25 +184,16 @@ def estimate(spec: Spec, mesh: Mesh, arrays: Mapping[str, Any], *, size: int, on
     gathers = passes + 1 if mesh.pipeline > 1 else 2 * passes
     to_shards = (mesh.shard - 1) * gathers * held
     to_shards += rings.reduce_scatter(learns * mesh.shard, size=mesh.shard, on_cpu=on_cpu)
-    is_whole_norm = mesh.shard == mesh.size
-    if is_whole_norm:
+    if mesh.shard == mesh.size:
         to_shards += (mesh.shard - 1) * learns  # gradients are gathered again, for norms with the bits of whole arrays
     # No average follows what is not trained.
     moments, average = learns * len(MOMENTS[spec.optimizer.rule]), learns if spec.train.ema is not None else 0.0
-    step = learns
-    if is_whole_norm and mesh.shard > 1:
-        # A bucket as it is gathered, gloo's copy of it, and this rank's parts of it twice; then arrays that are whole again.
-        largest = max(left.values(), default=0.0) * each
-        bucket = min(max(_BUCKET_BYTES, largest), learns * mesh.shard)
-        step += 2 * bucket * (1 + 1 / mesh.shard) + 2 * largest
     return Estimate(
         weights_bytes=held,
         gradients_bytes=learns,
         moments_bytes=moments,
         average_bytes=average,
-        activations_bytes=None if is_other else arrays["activations"],
         gathered_bytes=_whole_at_once(arrays["arrays"], left) * each,
-        most_bytes=None if is_other or arrays["most"] is None else held + moments + average + max(arrays["most"], step),
         sent_to_shards=to_shards,
         sent_to_replicas=2 * (mesh.replicate - 1) / mesh.replicate * learns,
         sent_in_group=arrays["sent_per_token"] * tokens * each,
@@ -234,15 +216,9 @@ def _memory_words(found: Estimate) -> str:
         "moments": found.moments_bytes,
         "average": found.average_bytes,
     }
-    known = found.activations_bytes
-    parts |= {} if known is None else {"activations": known}
     shown = " + ".join(f"{value / MIB:,.1f} MiB {name}" for name, value in parts.items() if value)
-    if found.most_bytes is not None:
-        return f"{shown}; at most {found.most_bytes / MIB:,.1f} MiB at a time, besides the libraries"
-    besides = "; activations besides" if known is None else ""
-    if not found.gathered_bytes:
-        return f"{shown}{besides}"
-    return f"{shown}; {found.gathered_bytes / MIB:,.1f} MiB more while units are whole{besides}"
+    gathered = f"; {found.gathered_bytes / MIB:,.1f} MiB more while units are whole" if found.gathered_bytes else ""
+    return f"{shown}{gathered}; activations besides"
 
 
 def _sent_words(found: Estimate) -> str:
