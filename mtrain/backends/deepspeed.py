@@ -88,22 +88,18 @@ class DeepSpeed(TorchBackend):
         library.start(backend="nccl" if target.type == "cuda" else "gloo", timeout=timeout)
         from mtrain.backends._deepspeed.engine import ZeroEngine
 
-        self._engine = ZeroEngine(collective, target, self._sharding, check=self.check)
-        self._engine.late_figures = options.late_figures
-        self._engine.keep_memory = options.keep_memory
-        self._engine.timeout = timeout
-        return self._engine
-
-    @property
-    def _sharding(self) -> Sharding:
-        options = self.options
-        return Sharding(
+        sharding = Sharding(
             stage=options.stage,
             offload=options.offload,
             bucket_mb=options.bucket_mb,
             reduction=options.reduction,
             extra=options.config,
         )
+        self._engine = ZeroEngine(collective, target, sharding, check=self.check)
+        self._engine.late_figures = options.late_figures
+        self._engine.keep_memory = options.keep_memory
+        self._engine.timeout = timeout
+        return self._engine
 
     @override
     def __exit__(self, *error: object) -> None:

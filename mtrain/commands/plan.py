@@ -123,8 +123,7 @@ def _make_plan(request: TrainRequest, loaded: "Loaded", tell: Callable[[str], No
     _check_model(loaded, tell)
     where = locate(loaded, resume=request.resume)
     planned = make_plan(loaded, run_dir=where.run, resume=where.checkpoint)
-    more = plan_mesh.rows(loaded, size=planned.size, on_cpu=planned.on_cpu)
-    return replace(planned, numbers={**planned.numbers, **more})
+    return replace(planned, numbers={**planned.numbers, **plan_mesh.rows(loaded, size=planned.size)})
 
 
 def _check_model(loaded: "Loaded", tell: Callable[[str], None]) -> None:

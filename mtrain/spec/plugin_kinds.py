@@ -24,10 +24,7 @@ SINGULAR: Mapping[str, str] = {
 """Kind of plugin, which is the last part of its entry point group ``mtrain.<kind>``, and the word for one of it."""
 KINDS = tuple(SINGULAR)
 DECLARED: Mapping[str, tuple[str, tuple[str, ...]]] = {
-    "backends": (
-        "mtrain.core.interfaces.Backend",
-        ("nn", "ops", "check", "before_script", "takes_meshes"),
-    ),
+    "backends": ("mtrain.core.interfaces.Backend", ("nn", "ops", "check", "before_script", "takes_meshes")),
     "models": ("mtrain.core.interfaces.Model", ("kind", "published", "fused", "native")),
     "datasets": ("mtrain.core.interfaces.Dataset", ("kind", "made_on_first_use")),
     "launchers": ("mtrain.core.interfaces.Launcher", ("plan", "deaths")),

@@ -6,7 +6,7 @@ from mtrain.spec import package_parts
 from mtrain.spec.config import Loaded
 
 
-def rows(loaded: Loaded, *, size: int, on_cpu: bool) -> dict[str, str]:
+def rows(loaded: Loaded, *, size: int) -> dict[str, str]:
     """Return the rows of a plan that are about its mesh; none where there is none.
 
     Raises:
@@ -17,7 +17,7 @@ def rows(loaded: Loaded, *, size: int, on_cpu: bool) -> dict[str, str]:
         return {}
     found: dict[str, str] = {}
     if loaded.script is None and package_parts.is_installed("meshes", "plan"):
-        found = package_parts.load("meshes", "plan", "parallel")(loaded, mesh, size=size, on_cpu=on_cpu)
+        found = package_parts.load("meshes", "plan", "parallel")(loaded, mesh, size=size)
     return {"mesh": layout_words(mesh), **(found or {"memory per rank": UNKNOWN})}
 
 

@@ -204,48 +204,26 @@ def test_models_are_compared_without_tensorfloat_32(monkeypatch):
     assert matmul.allow_tf32
 
 
-def test_a_plan_counts_what_a_rank_holds_and_sends():
+def test_a_plan_counts_what_a_rank_holds():
     spec = Spec.model_validate(
         {"train": {"updates": 1, "batch_size": 8, "accumulate": 2, "ema": {}}, "optimizer": {"rule": "adamw"}}
         | {"parallel": {"shard": 2, "tensor": 2}}
     )
     mesh = Mesh(replicate=1, shard=2, tensor=2)
-    arrays = {
-        "arrays": [["a.w", [8, 4], True, True, "a"], ["n.w", [4], False, True, ""]],
-        "sent_per_token": 10,
-    }
-    found = estimate(spec, mesh, arrays, size=4, on_cpu=False)
+    arrays = [["a.w", [8, 4], True, True, "a"], ["n.w", [4], False, True, ""]]
+    found = estimate(spec, mesh, arrays)
     assert found.weights_bytes == (8 * 4 / 2 + 4) / 2 * 4
     assert (found.moments_bytes, found.average_bytes) == (2 * found.weights_bytes, found.weights_bytes)
     assert found.gathered_bytes == (2 * 8 * 4 / 2 + 4) * 4
-    assert found.sent_to_shards == 5 * found.weights_bytes  # 2 passes x 2 gathers, and gradients
-    # gloo adds up whole gradients on every rank.
-    assert estimate(spec, mesh, arrays, size=4, on_cpu=True).sent_to_shards == 6 * found.weights_bytes
-    assert found.sent_to_replicas == 0
-    assert found.sent_in_group == 10 * 4 * 4  # 8 samples for 2 tensor groups, one token each
     assert layout_words(mesh) == "replicate 1 x shard 2 x tensor 2; tensor groups: ranks 0-1, 2-3"
 
 
-def test_the_base_of_adapters_is_held_and_gathered_and_neither_averaged_nor_exchanged():
+def test_the_base_of_adapters_is_held_and_gathered_and_not_averaged():
     spec = Spec.model_validate({"train": {"updates": 1, "batch_size": 8, "ema": {}}, "optimizer": {"rule": "adamw"}})
     rows = [["a.base", [8, 4], False, False, "a"], ["a.lora_A", [2, 4], False, True, "a"]]
-    arrays = {"arrays": rows, "sent_per_token": 0}
-    found = estimate(spec, Mesh(replicate=2, shard=1, tensor=1), arrays, size=2, on_cpu=False)
+    found = estimate(spec, Mesh(replicate=2, shard=1, tensor=1), rows)
     assert found.weights_bytes == 4 * (8 * 4 + 2 * 4)
-    assert found.gradients_bytes == found.average_bytes == found.sent_to_replicas == 4 * 2 * 4
-
-
-def test_shards_of_a_stage_gather_weights_once_a_pass_and_once_more():
-    """Weights that a backward pass leaves whole need not be gathered for the pass that follows; norms are sums of parts' norms."""
-    spec = Spec.model_validate(
-        {"train": {"updates": 1, "batch_size": 12, "accumulate": 3}, "optimizer": {"rule": "adamw"}}
-    )
-    arrays = {"arrays": [["a.w", [8, 4], False, True, "a"]], "sent_per_token": 0}
-    stages = Mesh(replicate=1, shard=2, tensor=1, pipeline=2)
-    found = estimate(spec, stages, arrays, size=4, on_cpu=False)
-    assert found.sent_to_shards == (3 + 1) * found.weights_bytes + found.gradients_bytes
-    alone = estimate(spec, Mesh(replicate=1, shard=2, tensor=1), arrays, size=2, on_cpu=False)
-    assert alone.sent_to_shards == 2 * 3 * alone.weights_bytes + 2 * alone.gradients_bytes
+    assert found.gradients_bytes == found.average_bytes == 4 * 2 * 4
 
 
 @pytest.mark.job
@@ -262,7 +240,7 @@ def test_a_plan_counts_masters_in_float32_and_nothing_of_what_is_frozen(tmp_path
             "optimizer: {rule: adamw}\nparallel: {shard: 2}\nbackend: {name: fsdp}\n"
         )
         loaded = config.load("small.yml")
-        (one,) = estimates(loaded, mesh_of(loaded.spec, size=2), size=2, on_cpu=True)
+        (one,) = estimates(loaded, mesh_of(loaded.spec, size=2), size=2)
         return one
 
     whole = found("float32", "")
@@ -275,7 +253,7 @@ def test_a_plan_counts_masters_in_float32_and_nothing_of_what_is_frozen(tmp_path
 @pytest.mark.job
 @pytest.mark.smoke
 def test_a_plan_says_what_each_stage_holds_and_names_stages_together_that_are_alike(tmp_path, monkeypatch):
-    """Four stages of one block each, of a Llama without a tied embedding; hidden states go to neighbours and gradients back."""
+    """Four stages of one block each, of a Llama without a tied embedding."""
     pytest.importorskip("transformers")
     (tmp_path / "small.yml").write_text(
         "model: {name: hf, options: {attention: sdpa, config: {model_type: llama, vocab_size: 64, hidden_size: 32, "
@@ -286,17 +264,12 @@ def test_a_plan_says_what_each_stage_holds_and_names_stages_together_that_are_al
     )
     monkeypatch.chdir(tmp_path)
     loaded = config.load("small.yml")
-    found = estimates(loaded, mesh_of(loaded.spec, size=4), size=4, on_cpu=True)
-    block, hidden = 4 * (32 * (32 + 16 + 16 + 32 + 3 * 64) + 2 * 32), 4 * 32 * 16 * 16
+    found = estimates(loaded, mesh_of(loaded.spec, size=4), size=4)
+    block = 4 * (32 * (32 + 16 + 16 + 32 + 3 * 64) + 2 * 32)
     assert [each.weights_bytes for each in found] == [block + 4 * 64 * 32, block, block, block + 4 * (64 * 32 + 32)]
-    losses = 8 * 8 * 2  # of eight micro batches, in float64, to two of the other stages, one of which tells the third
-    assert [each.sent_to_stages for each in found] == [hidden, 2 * hidden, 2 * hidden, hidden + losses]
-    said = rows(loaded, size=4, on_cpu=True)
-    assert said["sent per update"].startswith(
-        "stage 1: 0.0 MiB to other stages; stages 2-3: 0.1 MiB to other stages; stage 4"
-    )
+    assert "; stages 2-3: 0.0 MiB weights" in rows(loaded, size=4)["memory per rank"]
     with pytest.raises(SpecError, match="the model has 4 blocks"):
-        rows(config.load("small.yml", overrides=["parallel.pipeline=5"]), size=5, on_cpu=True)
+        rows(config.load("small.yml", overrides=["parallel.pipeline=5"]), size=5)
 
 
 @pytest.mark.parametrize(("blocks", "given"), [((), "true"), (("layers",), "blocks")])

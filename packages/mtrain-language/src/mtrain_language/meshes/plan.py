@@ -1,18 +1,17 @@
-"""What a plan says of a mesh with a language model: the memory of each rank, and what each sends per update."""
+"""What a plan says of a mesh with a language model: the memory of each rank, and the operations of an update."""
 
 import json
 import subprocess
 import sys
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from itertools import groupby
-from math import ceil, log2, prod
+from math import prod
 from operator import itemgetter
 from typing import Any
 
 from mtrain.core.interfaces import Mesh
-from mtrain.core.ranks import rings
 from mtrain.core.update.recipe import MOMENTS, micro_batch
 from mtrain.errors import SpecError
 from mtrain.spec.config import Loaded
@@ -28,7 +27,7 @@ _BYTE_TOKENS = {"vocabulary": 257, "end": 256}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Estimate:
-    """What a rank of a mesh holds and sends, without what the framework itself needs."""
+    """What a rank of a mesh holds, without what the framework itself needs."""
 
     weights_bytes: float
     gradients_bytes: float
@@ -36,15 +35,10 @@ class Estimate:
     average_bytes: float
     gathered_bytes: float
     """What is whole at a time: the unit of the whole model, and the largest other one twice, as the next one is fetched ahead."""
-    sent_to_shards: float
-    """Bytes per update, as are those below."""
-    sent_to_replicas: float
-    sent_in_group: float
-    sent_to_stages: float = 0.0
 
 
-def rows(loaded: Loaded, mesh: Mesh, *, size: int, on_cpu: bool) -> dict[str, str]:
-    """Return the rows of a plan on the memory and the traffic of a mesh; none where the model's arrays are not known.
+def rows(loaded: Loaded, mesh: Mesh, *, size: int) -> dict[str, str]:
+    """Return the rows of a plan on a mesh; none where the model's arrays are not known.
 
     Raises:
         SpecError: The model's layers cannot be shared as the spec says.
@@ -53,22 +47,20 @@ def rows(loaded: Loaded, mesh: Mesh, *, size: int, on_cpu: bool) -> dict[str, st
     if arrays is None:
         return {}
     micro, passes = micro_batch(loaded.spec, size=size)
-    found = _estimates(loaded.spec, mesh, arrays, size=size, on_cpu=on_cpu)
     return {
         **_operations_words(arrays["operations"], micro=micro, batch=micro * passes * mesh.data_size),
-        "memory per rank": _by_stage([_memory_words(each) for each in found]),
-        "sent per update": _by_stage([_sent_words(each) for each in found]),
+        "memory per rank": _by_stage([_memory_words(each) for each in _estimates(loaded.spec, mesh, arrays)]),
     }
 
 
-def estimates(loaded: Loaded, mesh: Mesh, *, size: int, on_cpu: bool) -> list[Estimate] | None:
-    """Return what a rank of each stage holds and sends; None: the model's arrays are not known before it is built.
+def estimates(loaded: Loaded, mesh: Mesh, *, size: int) -> list[Estimate] | None:
+    """Return what a rank of each stage holds; None: the model's arrays are not known before it is built.
 
     Raises:
         SpecError: The model's layers cannot be shared as the spec says.
     """
     arrays = _arrays(loaded, mesh, size=size)
-    return None if arrays is None else _estimates(loaded.spec, mesh, arrays, size=size, on_cpu=on_cpu)
+    return None if arrays is None else _estimates(loaded.spec, mesh, arrays)
 
 
 def _arrays(loaded: Loaded, mesh: Mesh, *, size: int) -> Mapping[str, Any] | None:
@@ -84,7 +76,6 @@ def _arrays(loaded: Loaded, mesh: Mesh, *, size: int) -> Mapping[str, Any] | Non
         "details": {**_BYTE_TOKENS, "length": _length(spec)},
         "rows": micro,
         "frozen": list(spec.train.freeze),
-        "device": str(spec.backend.options.get("device", "auto")),
         "mesh": {**asdict(mesh), "plan": dict(mesh.plan)},
         "unit": spec.backend.options.get("unit", "blocks"),
     }
@@ -115,29 +106,12 @@ def _ask(question: Mapping[str, Any], *, python: str) -> Mapping[str, Any] | Non
     return found
 
 
-def _estimates(spec: Spec, mesh: Mesh, arrays: Mapping[str, Any], *, size: int, on_cpu: bool) -> list[Estimate]:
+def _estimates(spec: Spec, mesh: Mesh, arrays: Mapping[str, Any]) -> list[Estimate]:
     if mesh.pipeline == 1:
-        return [estimate(spec, mesh, arrays, size=size, on_cpu=on_cpu)]
-    return [_of_stage(spec, mesh, arrays, stage, size=size, on_cpu=on_cpu) for stage in range(mesh.pipeline)]
-
-
-def _of_stage(spec: Spec, mesh: Mesh, arrays: Mapping[str, Any], stage: int, *, size: int, on_cpu: bool) -> Estimate:
-    """Return what a rank of a stage holds and sends."""
-    own = [row for row in arrays["arrays"] if stage in row[5]]
-    found = estimate(
-        spec, mesh, {"arrays": own, "sent_per_token": arrays["sent_per_token"][stage]}, size=size, on_cpu=on_cpu
-    )
-    # Weights that two stages hold have gradients that they exchange.
-    tied = sum(prod(row[1]) / (mesh.tensor if row[2] else 1) for row in own if len(row[5]) > 1 and row[3])
-    micro, passes = micro_batch(spec, size=size)
-    tokens = micro * passes * _length(spec) / (mesh.tensor if mesh.sequence else 1)
-    # In tests of equality numbers are float64, in all others hidden states are float32 between blocks.
-    each = 8 if spec.train.precision == "fp64" else 4
-    between = (arrays["between_stages"][stage] * tokens + tied / mesh.shard) * each
-    if stage == mesh.pipeline - 1:
-        # The last stage sends the numbers of each micro batch, in float64, to the next ones along a tree.
-        between += 8 * passes * ceil(log2(mesh.pipeline))
-    return replace(found, sent_to_stages=between)
+        return [estimate(spec, mesh, arrays["arrays"])]
+    return [
+        estimate(spec, mesh, [row for row in arrays["arrays"] if stage in row[5]]) for stage in range(mesh.pipeline)
+    ]
 
 
 def _length(spec: Spec) -> int:
@@ -145,7 +119,7 @@ def _length(spec: Spec) -> int:
 
 
 def _by_stage(words: Sequence[str]) -> str:
-    """Return what each stage holds or sends; neighbours for which that is the same are named together."""
+    """Return what each stage holds; neighbours for which that is the same are named together."""
     if len(words) == 1:
         return words[0]
     said = []
@@ -162,30 +136,18 @@ def _operations_words(of_micro_batch: int | None, *, micro: int, batch: int) -> 
     return {"operations per update": f"{of_micro_batch * batch / micro / 1e12:,.4g} TFLOP, of the whole job"}
 
 
-def estimate(spec: Spec, mesh: Mesh, arrays: Mapping[str, Any], *, size: int, on_cpu: bool) -> Estimate:
-    """Compute what a rank holds and sends.
+def estimate(spec: Spec, mesh: Mesh, arrays: Sequence[Sequence[Any]]) -> Estimate:
+    """Compute what a rank holds.
 
     Args:
         spec: The spec.
         mesh: Its mesh.
-        arrays: As the backend answers: ``arrays`` as (name, shape, whether a tensor group cuts it,
-            whether it is trained, its unit), and ``sent_per_token``.
-        size: Number of ranks.
-        on_cpu: Whether it is certain that they compute on the CPU.
+        arrays: (name, shape, whether a tensor group cuts it, whether it is trained, its unit) of each.
     """
     each = 8 if spec.train.precision == "fp64" else 4
-    left = {name: prod(shape) / (mesh.tensor if is_cut else 1) for name, shape, is_cut, *_ in arrays["arrays"]}
-    trained = sum(left[name] for name, _, _, is_trained, *_ in arrays["arrays"] if is_trained)
+    left = {name: prod(shape) / (mesh.tensor if is_cut else 1) for name, shape, is_cut, *_ in arrays}
+    trained = sum(left[name] for name, _, _, is_trained, *_ in arrays if is_trained)
     held, learns = sum(left.values()) * each / mesh.shard, trained * each / mesh.shard
-    micro, passes = micro_batch(spec, size=size)
-    tokens = micro * passes * _length(spec)
-    # Weights are gathered for the forward and the backward pass of each micro batch, gradients scattered once an update. The schedule
-    # of a pipeline leaves weights whole between a backward pass and the next pass, so of these two one gathers.
-    gathers = passes + 1 if mesh.pipeline > 1 else 2 * passes
-    to_shards = (mesh.shard - 1) * gathers * held
-    to_shards += rings.reduce_scatter(learns * mesh.shard, size=mesh.shard, on_cpu=on_cpu)
-    if mesh.shard == mesh.size:
-        to_shards += (mesh.shard - 1) * learns  # gradients are gathered again, for norms with the bits of whole arrays
     # No average follows what is not trained.
     moments, average = learns * len(MOMENTS[spec.optimizer.rule]), learns if spec.train.ema is not None else 0.0
     return Estimate(
@@ -193,10 +155,7 @@ def estimate(spec: Spec, mesh: Mesh, arrays: Mapping[str, Any], *, size: int, on
         gradients_bytes=learns,
         moments_bytes=moments,
         average_bytes=average,
-        gathered_bytes=_whole_at_once(arrays["arrays"], left) * each,
-        sent_to_shards=to_shards,
-        sent_to_replicas=2 * (mesh.replicate - 1) / mesh.replicate * learns,
-        sent_in_group=arrays["sent_per_token"] * tokens * each,
+        gathered_bytes=_whole_at_once(arrays, left) * each,
     )
 
 
@@ -219,13 +178,3 @@ def _memory_words(found: Estimate) -> str:
     shown = " + ".join(f"{value / MIB:,.1f} MiB {name}" for name, value in parts.items() if value)
     gathered = f"; {found.gathered_bytes / MIB:,.1f} MiB more while units are whole" if found.gathered_bytes else ""
     return f"{shown}{gathered}; activations besides"
-
-
-def _sent_words(found: Estimate) -> str:
-    parts = {
-        "to other shards": found.sent_to_shards,
-        "to other replicas": found.sent_to_replicas,
-        "within the tensor group": found.sent_in_group,
-        "to other stages": found.sent_to_stages,
-    }
-    return " + ".join(f"{value / MIB:,.1f} MiB {name}" for name, value in parts.items() if value) or "nothing"
