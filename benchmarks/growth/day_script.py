@@ -1,7 +1,7 @@
 """Train a stand-in model for a simulated day: an update every five seconds, a checkpoint every ten minutes, an evaluation an hour.
 
-The clock is not waited for, so that the day takes minutes: what a real day counts in updates, records, checkpoints, evaluations
-and looks for stragglers is there in full. Each rank prints what it holds, now and then.
+The clock is not waited for, so that the day takes minutes: what a real day counts in updates, records, checkpoints and
+evaluations is there in full. Each rank prints what it holds, now and then.
 """
 
 import argparse

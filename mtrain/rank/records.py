@@ -3,7 +3,6 @@
 import logging
 import math
 import os
-import socket
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,6 @@ from mtrain.core.checkpoint import store
 from mtrain.core.collective import barrier, broadcast
 from mtrain.core.interfaces import Backend, Collective, Module, Part, Progress, RankSession, StateStream, Why
 from mtrain.core.interfaces.reporter import ReportedRun, Reporter
-from mtrain.core.ranks.straggler import Stragglers
 from mtrain.core.state import streams
 from mtrain.core.state.digest import digest_of_stream
 from mtrain.rank import copying
@@ -47,10 +45,6 @@ class TrainingRecords:
         self.report = report
         self.copies = copying.make_copies(spec, run_folder, session.collective)
         self.checkpoints = self._make_checkpoints()
-        # A traced job spends time between updates on its bookkeeping, for which others would wait.
-        named = spec.report.stragglers and spec.report.trace == "none" and session.collective.size > 1
-        self.stragglers = Stragglers(rank=session.collective.rank, size=session.collective.size) if named else None
-        """The search for ranks that the others wait for, whose numbers ride in the agreement after each update; None: it is off."""
         self._device = session.device
         """Description of this rank's device; once ``start`` was called, of all ranks' devices."""
 
@@ -70,11 +64,7 @@ class TrainingRecords:
     def start(self, backend: Backend, *, resume: Path | None, fields: Mapping[str, Any]) -> None:
         """Write the first record, which says what is about to be trained, with further ``fields``; every rank must call."""
         collective = self._session.collective
-        # One exchange for both, since every rank must take part in each.
-        places = collective.all_gather((self._session.device, socket.gethostname()))
-        self._device = device_words([device for device, _ in places])
-        if self.stragglers is not None:
-            self.stragglers.hosts = [host for _, host in places]
+        self._device = device_words(collective.all_gather(self._session.device))
         if self._saved is not None:
             barrier(collective)  # every rank has restored the checkpoint
             if collective.rank == 0:
@@ -108,27 +98,14 @@ class TrainingRecords:
             self.report.event("warning", message=warning)
 
     def report_update(self, record: Mapping[str, Any]) -> None:
-        """Report an update, and the ranks that the others wait for; every rank must call, after the same updates."""
-        look = None if self.stragglers is None else self.stragglers.take(record)
-        fields: dict[str, Any] = {}
-        if self.stragglers is not None and self.stragglers.slow:
-            fields["stragglers"] = list(self.stragglers.slow)
-        if look is not None and look.sent_bytes is not None:
-            fields["sent_bytes_per_update"] = round(look.sent_bytes)
-        self.report.update({**record, **fields})
+        """Report an update."""
+        self.report.update(record)
         if not math.isfinite(record["gradient_norm"]):
             self.report.event(
                 "warning",
                 message=f"update {record['update']}: the gradient was not finite; the update was skipped, weights are as "
                 f"before ({record['skipped_updates']} so far)",
             )
-        if look is not None and look.sentence:
-            self.report.event("warning" if look.slow else "note", message=f"update {record['update']}: {look.sentence}")
-
-    def exclude_waits(self) -> None:
-        """Leave the waits since the last update out of the search for stragglers: ranks wait for each other to evaluate, too."""
-        if self.stragglers is not None:
-            self.stragglers.exclude()
 
     def check(self) -> None:
         """Notice a failed background save before the next save does, and report copies.
@@ -161,7 +138,6 @@ class TrainingRecords:
         names: Sequence[str] = (),
     ) -> None:
         """Write a checkpoint in the background; ``content``: its ``spec`` and ``extra``; ``names``: see ``keep_next``."""
-        self.exclude_waits()
         self.checkpoints.keep_next(names)
         self.checkpoints.save(state, progress, score=score, **content)
         folder = str(self._run_folder.checkpoints)

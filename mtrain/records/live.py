@@ -28,7 +28,6 @@ UPDATE_KEYS = (
     "update_seconds",
     "data_wait_share",
     "memory_bytes",
-    "sent_bytes_per_update",
 )
 """Keys of an update's record that the file has under the same name."""
 
@@ -43,7 +42,7 @@ class LiveFigures(Reporter):
 
     Keys of the file: ``backend``, ``model``, ``ranks`` (of the job), ``update`` (updates that are finished),
     ``updated_at`` (seconds since 1970), ``learning_rate`` (of the last parameter group), ``communication_share`` (0 to 1, where it
-    is measured), ``straggler`` (1 while the others wait for this rank), ``metrics`` (of the last evaluation), ``checkpoint``
+    is measured), ``metrics`` (of the last evaluation), ``checkpoint``
     (updates before the last one), and those of ``UPDATE_KEYS``. Numbers that are not finite are text: ``nan``, ``inf`` and
     ``-inf``.
     """
@@ -82,7 +81,6 @@ class LiveFigures(Reporter):
             "updated_at": record["time"],
         }
         if "communication_s" in record:
-            self._metrics["straggler"] = int(self.run.rank in record.get("stragglers", ()))
             self._measure(float(record["communication_s"]))
         # A file, because another process answers: it lives through restarts, and answers while a rank hangs.
         if self._clock() - self._written_at >= self._interval_s:

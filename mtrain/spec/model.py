@@ -274,7 +274,6 @@ class ReportSpec(Section):
         description="recorded after every update: traffic, bytes sent and seconds waited; state, these, and digests "
         "of samples, weights, averages and moments",
     )
-    stragglers: bool = Field(default=True, description="name the ranks that the others wait for, on CPUs")
     profile: Annotated[list[Positive], Field(min_length=2, max_length=2), AfterValidator(_is_range)] | None = Field(
         default=None, description="first and last update of which each rank writes profile/rank-N.json"
     )
@@ -296,10 +295,10 @@ class ReportSpec(Section):
         default="auto", description="progress on the console; verbose: a line for every update"
     )
 
-    def times_waits(self, ranks: int) -> bool:
-        """Return whether each of so many ranks measures how long it waits for others."""
-        named = self.stragglers and self.trace == "none" and ranks > 1
-        return named or self.trace == "traffic" or self.metrics_port is not None
+    @property
+    def times_waits(self) -> bool:
+        """Whether each rank measures how long it waits for others."""
+        return self.trace == "traffic" or self.metrics_port is not None
 
 
 class Spec(Section):

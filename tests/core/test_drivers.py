@@ -136,7 +136,6 @@ class Bench:
         late: bool = False,
         body: Callable[["Bench", int], None] = lambda bench, number: None,
         progress: Progress | None = None,
-        sends_waits: bool = False,
         models: int = 1,
         **cadences: Any,
     ) -> None:
@@ -181,17 +180,8 @@ class Bench:
             on_update=self.records.append,
             save=self.save,
             stop=lambda: self.asked_to_stop,
-            waits=self if sends_waits else None,
         )
-        self.waits: list[tuple[int, tuple[float, float]]] = []
-        """What was sent after each update, and received."""
         self.loop = Loop(job, Cadences(evaluate_at_end=False, **cadences), hooks, progress)
-
-    def own_numbers(self, update: int) -> tuple[float, float]:
-        return 0.1 * update, float(self.collective.rank << 40)
-
-    def take_means(self, update: int, means: tuple[float, float]) -> None:
-        self.waits.append((update, means))
 
     def save(self, progress: Progress, score: float | None, why: Why) -> None:
         self.saves.append((progress.update, why))
@@ -381,26 +371,11 @@ def test_the_ranks_exchange_one_vector_per_update(driver: str) -> None:
         assert bench.collective.lengths == [HEAD, HEAD + metrics, HEAD, *[HEAD + metrics, HEAD] * 2]
 
 
-@pytest.mark.parametrize(("driver", "late"), [("spec", False), ("spec", True), ("script", False)])
-def test_waits_ride_in_the_vector_of_each_update_and_change_no_bit_of_the_rest(driver: str, late: bool) -> None:
-    size = 1 if late else 3
-    with_waits, without = (
-        on_ranks(size, driver, late=late, sends_waits=sends, report_every=2, updates=5) for sends in (True, False)
-    )
-    for (bench, progress), (other, other_progress) in zip(with_waits, without, strict=True):
-        mean = sum(rank << 40 for rank in range(size)) / size
-        assert bench.waits == [(update, (pytest.approx(0.1 * update), mean)) for update in range(5)]
-        assert bench.collective.lengths == other.collective.lengths
-        assert progress == other_progress
-        assert bench.model.weight == other.model.weight
-        assert [record["losses"] for record in bench.records] == [record["losses"] for record in other.records]
-
-
 @pytest.mark.parametrize("size", [1, 3, 8000])
 @pytest.mark.parametrize("name", ["stop", "save", "save_due", "epoch_ends"])
 def test_a_flag_of_one_rank_or_of_all_is_that_flag_and_no_other(size: int, name: str) -> None:
     place, asked = RankPlace(update=3), Requests(**{name: True})
-    quiet, asks = np.array(head(NO_REQUESTS, place)), np.array(head(asked, place, (7.25, 2.0**50 - 1)))
+    quiet, asks = np.array(head(NO_REQUESTS, place)), np.array(head(asked, place))
     for count in {1, size}:
         assert read_head((asks * count + quiet * (size - count)) / size, size=size) == asked
     assert read_head(quiet * size / size, size=size) == NO_REQUESTS

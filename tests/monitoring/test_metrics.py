@@ -72,7 +72,7 @@ def test_a_host_tells_the_metrics_of_its_ranks_and_those_of_the_job(tmp_path):
     first = rank_of(tmp_path, 2, clock=lambda: next(clock))
     first.start({"kind": "start", "backend": "ddp", "model": "yolov5n", "total_updates": 100})
     first.update(UPDATE)
-    first.update({**UPDATE, "communication_s": 9.0, "stragglers": [2], "sent_bytes_per_update": 2404})
+    first.update({**UPDATE, "communication_s": 9.0})
     first.evaluation({"kind": "evaluation", "time": 1001.0, "metrics": {"map": 0.25, "map/cat": 0.5}})
     first.checkpoint({"kind": "checkpoint", "update": 40})
     assert read(tmp_path, WHOLE) == {
@@ -99,9 +99,6 @@ def test_a_host_tells_the_metrics_of_its_ranks_and_those_of_the_job(tmp_path):
         "mtrain_memory_bytes rank=2": 4096.0,
         "mtrain_memory_bytes rank=3": 1024.0,
         "mtrain_communication_share rank=2": 0.2,
-        "mtrain_straggler rank=2": 1.0,
-        "mtrain_straggler rank=3": 0.0,
-        "mtrain_sent_bytes_per_update rank=2": 2404.0,
         "mtrain_seconds_since_update rank=2": 4.0,
         "mtrain_seconds_since_update rank=3": 7.0,
     }

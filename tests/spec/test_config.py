@@ -216,7 +216,7 @@ def test_mistakes_of_several_sources_are_told_together(here):
         ("optimizer: {AMP: true}", "a.yml:1 optimizer.AMP: unknown key; did you mean 'train.precision'?"),
         ("train:\n  seed: yes", "a.yml:2 train.seed: given 'yes', expected an integer"),
         ("train:\n  seed: true", "a.yml:2 train.seed: given true, expected an integer"),
-        ("report:\n  stragglers: on", "a.yml:2 report.stragglers: given 'on', expected true or false"),
+        ("report:\n  plots: on", "a.yml:2 report.plots: given 'on', expected true or false"),
         (
             "train:\n  updates: 010",
             "a.yml:2 train.updates: given '010', expected an integer > 0 or null; a number has no 0 in front (10; or 0o10, which is 8)",

@@ -1,17 +1,13 @@
-"""Exchange after an update, in one small vector, what the ranks must know of one another: requests, waits, places and metrics.
+"""Exchange after an update, in one small vector, what the ranks must know of one another: requests, places and metrics.
 
 All ranks reduce the vector by its mean, because metrics are means over ranks and one collective must do. A request counts
 if any rank has it: two flags are digits of one number, so that their sums over ranks can be told apart. Checksums are sent as
 bytes and their squares, which have no variance if and only if all ranks sent the same.
-
-The vector is as long without waits as with them, because how a sum over ranks is rounded depends on a number's place in the
-vector and on its length: the bits of the metrics must not depend on whether waits are sent.
 """
 
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 
@@ -86,28 +82,18 @@ NO_REQUESTS = Requests()
 FLAG_BITS = 26
 """Bits of a digit that counts the ranks with a flag; two digits are exact in a float64."""
 HEAD = 2 + 2 + 2 * 4
-"""Numbers in front of the metrics: four flags in two numbers, the waits, and four bytes of a checksum with their squares."""
-NO_WAITS = (0.0, 0.0)
+"""Numbers in front of the metrics: four flags in two numbers, two zeros, and four bytes of a checksum with their squares.
+
+How a sum over ranks is rounded depends on a number's place in the vector and on its length: the zeros keep both as they were.
+"""
 
 
-class Waits(Protocol):
-    """How long ranks have waited for one another: two numbers that ride along with each update."""
-
-    def own_numbers(self, update: int) -> tuple[float, float]:
-        """Return the numbers of this rank that are sent after ``update``."""
-        ...
-
-    def take_means(self, update: int, means: tuple[float, float]) -> None:
-        """Take the means over ranks of what ``own_numbers`` has returned for ``update``."""
-        ...
-
-
-def head(requests: Requests, place: RankPlace, waits: tuple[float, float] = NO_WAITS) -> list[float]:
+def head(requests: Requests, place: RankPlace) -> list[float]:
     """Return the first ``HEAD`` numbers that a rank sends."""
     high = float(1 << FLAG_BITS)
     flags = (requests.stop + requests.save * high, requests.save_due + requests.epoch_ends * high)
     own_bytes = place.checksum()
-    return [*flags, *waits, *map(float, own_bytes), *(float(x * x) for x in own_bytes)]
+    return [*flags, 0.0, 0.0, *map(float, own_bytes), *(float(x * x) for x in own_bytes)]
 
 
 def read_head(means: Array, *, size: int) -> Requests | None:
@@ -137,15 +123,9 @@ class Agreement:
     have agreed on their names; for new names there is a second vector once.
     """
 
-    def __init__(self, collective: Collective, waits: Waits | None = None) -> None:
-        """``waits``: what else is sent; None: nothing is, in a vector of the same length."""
+    def __init__(self, collective: Collective) -> None:
         self._collective = collective
-        self._waits = waits
         self._names: tuple[str, ...] | None = None
-
-    def head(self, requests: Requests, place: RankPlace) -> list[float]:
-        """Return the first ``HEAD`` numbers that this rank sends; call it once for each update."""
-        return head(requests, place, NO_WAITS if self._waits is None else self._waits.own_numbers(place.update))
 
     def agree(self, requests: Requests, place: RankPlace, metrics: Sequence[float]) -> tuple[Requests, list[float]]:
         """Exchange requests, place and metrics.
@@ -161,12 +141,12 @@ class Agreement:
         Raises:
             RanksDisagree: The ranks are at different places.
         """
-        if self._collective.size == 1 and self._waits is None:
+        if self._collective.size == 1:
             return requests, list(metrics)
         is_known = place.names == self._names
         length = len(self._names) + 1 if metrics and self._names is not None else 0
         tail = metrics if is_known else [0.0] * length
-        first = self.head(requests, place)
+        first = head(requests, place)
         means = self._collective.all_reduce(np.array([*first, *tail]), "mean")
         agreed = self.read_requests(means, place)
         if metrics and not is_known:
@@ -176,7 +156,7 @@ class Agreement:
         return agreed, means[HEAD:].tolist()
 
     def read_requests(self, means: Array, place: RankPlace) -> Requests:
-        """Return the requests in the means of all ranks' vectors, and pass the waits on; call it once for each update.
+        """Return the requests in the means of all ranks' vectors.
 
         Raises:
             RanksDisagree: The ranks are at different places.
@@ -184,6 +164,4 @@ class Agreement:
         agreed = read_head(means, size=self._collective.size)
         if agreed is None:
             raise RanksDisagree(self._collective.all_gather(place))
-        if self._waits is not None:
-            self._waits.take_means(place.update, (float(means[2]), float(means[3])))
         return agreed

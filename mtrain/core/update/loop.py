@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 
 from mtrain.core.interfaces import Batch, Progress, RankSession, Rates, Why
 from mtrain.core.network.noise import shard_seed
-from mtrain.core.ranks.agreement import HEAD, NO_REQUESTS, Agreement, RankPlace, Requests, Waits
+from mtrain.core.ranks.agreement import HEAD, NO_REQUESTS, Agreement, RankPlace, Requests, head
 from mtrain.core.samples.feed import Feed, closable
 from mtrain.core.samples.sampler import Shares
 from mtrain.core.samples.seeds import seed_host
@@ -81,8 +81,6 @@ class Hooks:
     """Returns whether this rank has been asked to end. If one rank has, all of them end."""
     save_requested: Callable[[], bool] = lambda: False
     """Returns whether this rank has been asked to save and to go on. If one rank has, all of them save."""
-    waits: Waits | None = None
-    """Exchanges with the other ranks, after each update, how long they wait for one another; None: this is not compared."""
     clock: Callable[[], float] = time.perf_counter
     """Returns a time in seconds."""
 
@@ -121,7 +119,7 @@ class Loop(Iterator[MicroBatch]):
         self.holds = False
         """Whether the job can be resumed at ``settle`` alone: checkpoints, and requests to end, wait for it."""
         self._held = NO_REQUESTS
-        self._agreement = Agreement(job.session.collective, hooks.waits)
+        self._agreement = Agreement(job.session.collective)
         # Once: a session makes its capabilities anew whenever it is asked.
         self._seed_generators = None if job.seed is None else job.session.capabilities.seed
         self._measures = Measures(summed=job.sums_metrics)
@@ -314,7 +312,7 @@ class Loop(Iterator[MicroBatch]):
         """Start an update, and send what the other ranks must know of it together with its metrics."""
         measures = self._measures
         place = RankPlace(update=self.progress.update, names=measures.names)
-        numbers = [*self._agreement.head(self._requests(), place), measures.data_wait_s]
+        numbers = [*head(self._requests(), place), measures.data_wait_s]
         read = stepper.step_later(numbers, measures.on_device(self.job.shares.passes))
         self._started = _StartedUpdate(
             before=self.progress, place=place, measures=measures, rates=stepper.rates, read=read

@@ -40,11 +40,6 @@ RANK = {
         "communication_share",
         "Share of the time since the record before in which a rank has waited for others; on CPUs only",
     ),
-    "straggler": ("straggler", "1 while the other ranks wait for this one, else 0; on CPUs only"),
-    "sent_bytes_per_update": (
-        "sent_bytes_per_update",
-        "Bytes that a rank has sent over TCP per update, between the last two looks for stragglers",
-    ),
 }
 """Metrics of each rank -> key and help."""
 

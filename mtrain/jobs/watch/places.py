@@ -43,7 +43,6 @@ _SPLIT = re.compile(r"/fsdp/|/deepspeed/runtime/zero/")
 _PURPOSES = (
     ("core/update/order.py", "the gradients"),
     ("core/ranks/agreement.py", "what ranks agree on after an update"),
-    ("core/ranks/straggler.py", "the times of the ranks"),
     ("core/checkpoint/", "a checkpoint"),
     ("rank/spec/evaluat", "an evaluation"),
     ("core/evaluate.py", "an evaluation"),

@@ -109,7 +109,6 @@ class ScriptRecords:
         Raises:
             ScriptError: there is no metric of the name ``score``.
         """
-        self.training.exclude_waits()
         name = score or ("score" if "score" in metrics else None)
         sign = -1 if name is not None and name.startswith("-") else 1
         name = None if name is None else name.removeprefix("-")

@@ -72,7 +72,7 @@ def session(*, framework: str | None = None, reporters: Sequence[Any] = (), rese
         backend = job.resolved.backend
         rank = stack.enter_context(backend)
         check_ranks(rank, backend=backend, name=job.spec.backend.name)
-        if job.spec.report.times_waits(rank.collective.size):
+        if job.spec.report.times_waits:
             rank.capabilities.time_waits()
         current = Session(job, backend, rank, reporters, reseed=reseed)
         before = RUNNING.set(replace(around, session_is_open=True))

@@ -139,7 +139,6 @@ class Training:
             save=self._save,
             stop=self._stop,
             save_requested=self._prepared.job.save_requested,
-            waits=self._prepared.records.training.stragglers,
         )
 
     def _save(self, progress: Progress, score: float | None, why: Why) -> None:

@@ -228,7 +228,7 @@ def assemble(
         # The ranks meet when the backend is entered; an error is recorded before it is left, so before other ranks notice.
         with backend as session, _left_by(leave):
             check_ranks(session, backend=backend, name=resolved.spec.backend.name)
-            if resolved.spec.report.times_waits(session.collective.size):
+            if resolved.spec.report.times_waits:
                 session.capabilities.time_waits()
             check_device(resolved.spec, backend, session)
             # Only now all devices are known, on which the choice depends. Recipe and model are made of what was chosen.

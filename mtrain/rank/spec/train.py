@@ -196,7 +196,6 @@ class TrainingRun:
                 save=self.save,
                 stop=self._is_asked_to_end,
                 save_requested=self._stop.save,
-                waits=self.records.stragglers,
             ),
             self.progress,
         )
@@ -273,7 +272,6 @@ class TrainingRun:
         job, began = self.job, time.perf_counter()
         assert self._evaluations is not None, "nothing is evaluated where that is not enabled"
         evaluator = job.data.evaluator()
-        self.records.exclude_waits()
         metrics = job.evaluate(self._evaluations, evaluator, stop=self._is_asked_to_end)
         if not metrics:
             message = f"update {progress.update}: not scored: {'; '.join(evaluator.remarks())}"
