@@ -256,7 +256,7 @@ def test_a_plan_says_what_each_stage_holds_and_names_stages_together_that_are_al
     """Four stages of one block each, of a Llama without a tied embedding."""
     pytest.importorskip("transformers")
     (tmp_path / "small.yml").write_text(
-        "model: {name: hf, options: {attention: sdpa, config: {model_type: llama, vocab_size: 64, hidden_size: 32, "
+        "model: {name: hf, options: {attention: sdpa, config: {model_type: llama, vocab_size: 1024, hidden_size: 32, "
         "intermediate_size: 64, num_hidden_layers: 4, num_attention_heads: 4, num_key_value_heads: 2}}}\n"
         "data: {format: text, root: ., length: 16}\n"
         "train: {updates: 1, batch_size: 16, accumulate: 8}\n"
@@ -266,7 +266,7 @@ def test_a_plan_says_what_each_stage_holds_and_names_stages_together_that_are_al
     loaded = config.load("small.yml")
     found = estimates(loaded, mesh_of(loaded.spec, size=4), size=4)
     block = 4 * (32 * (32 + 16 + 16 + 32 + 3 * 64) + 2 * 32)
-    assert [each.weights_bytes for each in found] == [block + 4 * 64 * 32, block, block, block + 4 * (64 * 32 + 32)]
+    assert [each.weights_bytes for each in found] == [block + 4 * 1024 * 32, block, block, block + 4 * (1024 * 32 + 32)]
     assert "; stages 2-3: 0.0 MiB weights" in rows(loaded, size=4)["memory per rank"]
     with pytest.raises(SpecError, match="the model has 4 blocks"):
         rows(config.load("small.yml", overrides=["parallel.pipeline=5"]), size=5)
