@@ -36,8 +36,15 @@ TASKS = """## Keys of tasks
 The data set and the model of a job decide its task, which adds these keys.
 """
 EXAMPLES = {
-    "model": "model: {name: yolov5s, weights: yolov5s.safetensors}",
-    "data": "data: {format: yolo, root: /data/cells, train: images/train, val: images/val, names: [red, white]}",
+    "model": """model:
+  name: yolov5s
+  weights: yolov5s.safetensors""",
+    "data": """data:
+  format: yolo
+  root: /data/cells
+  train: images/train
+  val: images/val
+  names: [red, white]""",
     "train": """train:
   epochs: 100
   batch_size: 64
@@ -52,20 +59,43 @@ EXAMPLES = {
   groups:
     - {match: 'norm|bias$', weight_decay: 0}
     - {match: ''}""",
-    "schedule": "schedule: {name: cosine, per: update, warmup: {epochs: null, updates: 500}}",
+    "schedule": """schedule:
+  name: cosine
+  per: update
+  warmup: {epochs: null, updates: 500}""",
     "backend": "backend: {name: deepspeed, options: {stage: 3}}",
     "parallel": "parallel: {replicate: 2, shard: 4}",
-    "cluster": "cluster: {name: ssh, ips: [10.0.0.1, 10.0.0.2], nproc_per_node: 4, max_restarts: 3}",
+    "cluster": """cluster:
+  name: ssh
+  ips: [10.0.0.1, 10.0.0.2]
+  nproc_per_node: 4
+  max_restarts: 3""",
     "launcher": "launcher: {name: torchrun}",
     "evaluate": "evaluate: {every_epochs: 5, augment: true}",
-    "checkpoint": "checkpoint: {every_minutes: 30, keep_last: 3, copy_to: 's3://bucket/runs'}",
-    "report": "report: {name: cells, reporters: {csv: true}, profile: [10, 12]}",
+    "checkpoint": """checkpoint:
+  every_minutes: 30
+  keep_last: 3
+  copy_to: s3://bucket/runs""",
+    "report": """report:
+  name: cells
+  reporters: {csv: true}
+  profile: [10, 12]""",
     "classification": """_BASE_: resnet18_folder
-data: {root: /data/mugs, split: 0.2, image_size: 224, augment: {hsv_v: 0.4}}""",
+data:
+  root: /data/mugs
+  split: 0.2
+  image_size: 224
+  augment: {hsv_v: 0.4}""",
     "detection": """_BASE_: yolov5s
-data: {image_size: 640, cache: ram, classes: {mug: cup, table: null}, augment: {mosaic: 0.5, close_mosaic_epochs: 10}}""",
+data:
+  image_size: 640
+  cache: ram
+  classes: {mug: cup, table: null}
+  augment: {mosaic: 0.5, close_mosaic_epochs: 10}""",
     "segmentation": """_BASE_: unet_voc
-data: {image_size: 512, augment: {random_scale: [0.75, 1.5]}}""",
+data:
+  image_size: 512
+  augment: {random_scale: [0.75, 1.5]}""",
     "language": """_BASE_: gpt_docs
 data: {tokenizer: ./my-model, length: 1024}
 generate: {temperature: 0.8, top_p: 0.95}""",
