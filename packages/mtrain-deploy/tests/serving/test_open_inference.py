@@ -56,6 +56,22 @@ def test_the_model_says_its_inputs_and_outputs(server):
     assert (row["name"], row["version"], row["state"]) == ("colours", "1", "READY")
 
 
+def test_triton_configuration_and_statistics_are_answered(server):
+    infer(server, {"inputs": [given(pictures((0, 0, 0)), data=[0] * 3 * SIDE * SIDE)]})
+    url = f"{server.url}/v2/models/colours"
+    found = server.client.get(f"{url}/config").json()
+    assert found["input"] == [{"name": "images", "data_type": "TYPE_UINT8", "dims": [-1, SIDE, SIDE, 3]}]
+    assert found["output"] == [{"name": "decoded", "data_type": "TYPE_FP32", "dims": [-1, 1, 8]}]
+    assert found["parameters"] == {}  # its images are not what programs for YOLO models send
+    assert server.client.get(f"{server.url}/v2/models/other/config").status_code == 404
+    (row,) = server.client.get(f"{url}/versions/1/stats").json()["model_stats"]
+    assert (row["name"], row["version"]) == ("colours", "1")
+    assert row["inference_count"] >= row["execution_count"] == row["inference_stats"]["compute_infer"]["count"] > 0
+    assert row["inference_stats"]["compute_infer"]["ns"] > 0
+    (same,) = server.client.get(f"{server.url}/v2/models/stats").json()["model_stats"]
+    assert same["execution_count"] == row["execution_count"]
+
+
 def test_tensors_as_json_and_as_bytes_give_what_images_give(server):
     images = pictures((255, 0, 0), (10, 130, 20))
     as_json = infer(server, {"id": "7", "inputs": [given(images, data=images.tolist())]}).json()

@@ -28,6 +28,10 @@ DETECTIONS = "detections"
 COUNTS = "counts"
 """Second output of form ``nms-fixed``: int64 (B,), the number of detections of each image."""
 
+_YOLO_TASKS = {("detection", "nms-fixed"): "detect", ("classification", "decoded"): "classify"}
+"""Task of ultralytics by kind and form, where it reads the outputs as they are."""
+_NOT_FOR_YOLO = "outputs of mtrain that ultralytics would misread; export with --form {form}"
+
 MAX_TEXT = 64 << 20
 """Longest metadata that are read, in characters."""
 MAX_NAME = 1000
@@ -125,6 +129,31 @@ class Metadata(_Part):
     spec: Mapping[str, Any]
     """The values of the job's spec with which samples are prepared and scored: sections ``model``, ``data`` and
     ``evaluate``, without paths and addresses; see ``mtrain.spec.disclosure``."""
+
+    def yolo_entries(self, *, size_step: int) -> dict[str, str]:
+        """Return the entries that programs for YOLO models look for: ``stride``, ``names`` and others, as Python literals.
+
+        They are written for detectors and classifiers that take what such programs give: (B, 3, H, W) from 0 to 1. Where
+        ultralytics would take the outputs for those of its own models, ``task`` and ``imgsz`` are a sentence: it ends with it.
+        """
+        images = self.inputs[0]
+        forms = [form for kind, form in _YOLO_TASKS if kind == self.kind]
+        if not forms or not self.class_names or (images.layout, images.dtype) != ("NCHW", "float32"):
+            return {}
+        entries = {"stride": str(size_step or 1), "names": str(dict(enumerate(self.class_names)))}
+        task = _YOLO_TASKS.get((self.kind, self.form))
+        if task is None:
+            return {**entries, **dict.fromkeys(("task", "imgsz"), _NOT_FOR_YOLO.format(form=forms[0]))}
+        batch, has_boxes = images.shape[0], self.form == "nms-fixed"
+        return {
+            **entries,
+            "task": task,
+            "imgsz": str([self.image_size] * 2),
+            "batch": str(batch if isinstance(batch, int) else 1),
+            "channels": str(images.shape[1]),
+            "end2end": str(has_boxes),
+            "args": str({"dynamic": "size" in self.dynamic, "nms": has_boxes}),
+        }
 
     @model_validator(mode="after")
     def _classes_are_usable(self) -> Self:

@@ -40,7 +40,7 @@ def finish(
         add_suppression(graph, suppression, fixed=request.form == "nms-fixed")
     metadata = _metadata(graph, request=request, facts=facts, loaded=loaded, weights=weights, suppression=suppression)
     write_metadata(graph, metadata)
-    _write_entries(graph, yolo_entries(metadata, size_step=loaded.job.model.size_step))
+    _write_entries(graph, metadata.yolo_entries(size_step=loaded.job.model.size_step))
     graph.producer_name, graph.producer_version = "mtrain", mtrain.__version__
     onnx.save(graph, str(path))
     return metadata
@@ -58,28 +58,6 @@ def _write_entries(graph: Any, entries: Mapping[str, str]) -> None:
     for key, value in {**kept, **entries}.items():
         entry = graph.metadata_props.add()
         entry.key, entry.value = key, value
-
-
-def yolo_entries(metadata: Metadata, *, size_step: int) -> dict[str, str]:
-    """Return the entries that programs for YOLO models look for: ``stride``, ``names`` and others, as Python literals.
-
-    They are written for detectors and classifiers that take what such programs give: (B, 3, H, W) from 0 to 1.
-    """
-    tasks = {"detection": "detect", "classification": "classify"}
-    images = metadata.inputs[0]
-    if metadata.kind not in tasks or not metadata.class_names or (images.layout, images.dtype) != ("NCHW", "float32"):
-        return {}
-    batch = images.shape[0]
-    return {
-        "stride": str(size_step or 1),
-        "names": str(dict(enumerate(metadata.class_names))),
-        "task": tasks[metadata.kind],
-        "imgsz": str([metadata.image_size] * 2),
-        "batch": str(batch if isinstance(batch, int) else 1),
-        "channels": str(images.shape[1]),
-        "end2end": str(metadata.form == "nms-fixed"),
-        "args": str({"dynamic": "size" in metadata.dynamic, "nms": metadata.form == "nms-fixed"}),
-    }
 
 
 def _metadata(

@@ -101,8 +101,7 @@ class Batcher:
                     item.output.set_exception(Refusal(503, f"{reason}; try again later", retry_after_s=5))
             return
         seconds = time.perf_counter() - started
-        self._metrics.forward.observe(seconds)
-        self._metrics.batch.observe(len(batch))
+        self._metrics.count_batch(len(batch), seconds)
         latest = seconds / len(batch)
         known = self.seconds_per_image
         # A mean over several batches, because the first ones after a pause are slower than all others.

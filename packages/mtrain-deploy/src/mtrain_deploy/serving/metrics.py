@@ -46,6 +46,15 @@ class Metrics:
         )
         self.received = Gauge("mtrain_received_bytes", "Bytes of requests that are in memory", registry=registry)
 
+    def count_batch(self, count: int, seconds: float) -> None:
+        """Count a batch of ``count`` samples that was computed in ``seconds``."""
+        self.forward.observe(seconds)
+        self.batch.observe(count)
+
+    def value(self, name: str) -> float:
+        """Return a metric without labels, by the name in the text format."""
+        return self._registry.get_sample_value(f"mtrain_{name}") or 0.0
+
     def text(self) -> bytes:
         """Return all metrics in the text format of Prometheus."""
         return generate_latest(self._registry)

@@ -108,6 +108,10 @@ class Predictor:
         kinds = {given.name: _DTYPES[given.type] for given in self._model.session.get_outputs()}
         return [TensorType(name, kinds[name], _sizes(shape)) for name, shape in shapes.items()]
 
+    def yolo_entries(self) -> dict[str, str]:
+        """Return what programs for YOLO models look for in the file."""
+        return self._metadata.yolo_entries(size_step=self._model.plugin.size_step)
+
     def compute(self, arrays: Mapping[str, Array]) -> Mapping[str, Array]:
         """Compute the outputs of the graph for its inputs, by their names."""
         return self._model.compute(arrays)

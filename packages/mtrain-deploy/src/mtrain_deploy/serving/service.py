@@ -5,7 +5,7 @@ import base64
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -233,8 +233,15 @@ class Service:
             # The tensors were checked against the inputs of the former model.
             if engine.predictor is not predictor:
                 raise Refusal(503, "the model was replaced while the request arrived; send it again", retry_after_s=1)
+
+            def compute() -> Mapping[str, Array]:
+                started = time.perf_counter()
+                computed = predictor.compute(asked.arrays)
+                self.metrics.count_batch(count, time.perf_counter() - started)
+                return computed
+
             try:
-                outputs = await engine.batcher.alone(lambda: predictor.compute(asked.arrays))
+                outputs = await engine.batcher.alone(compute)
             except UsageError as error:
                 if "memory" in str(error):
                     raise MemoryError from error

@@ -52,6 +52,10 @@ class TensorType:
         """Return the description of the protocol."""
         return {"name": self.name, "datatype": _TYPES[self.dtype], "shape": list(self.shape)}
 
+    def as_triton(self) -> dict[str, Any]:
+        """Return the description of Triton's configuration of a model."""
+        return {"name": self.name, "data_type": f"TYPE_{_TYPES[self.dtype]}", "dims": list(self.shape)}
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Inference:
