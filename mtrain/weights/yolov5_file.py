@@ -99,7 +99,14 @@ class _Tree:
         if kind == "nn.Upsample":
             unset = dict.fromkeys(("size", "align_corners", "recompute_scale_factor"))
             return self._module("Upsample", **common, **unset, scale_factor=2.0, mode="nearest")
-        pool = {"kernel_size": 5, "stride": 1, "padding": 2, "dilation": 1, "return_indices": False, "ceil_mode": False}
+        pool: dict[str, Any] = {
+            "kernel_size": 5,
+            "stride": 1,
+            "padding": 2,
+            "dilation": 1,
+            "return_indices": False,
+            "ceil_mode": False,
+        }
         blocks = self._blocks(f"{path}m.", adds=len(arguments) == 1)
         inner = self._module("MaxPool2d", **pool) if kind == "SPPF" else self._module("Sequential", children=blocks)
         return self._module(kind, children={**self._convs(path), "m": inner}, **common)
@@ -125,7 +132,7 @@ class _Tree:
 
     def _conv(self, path: str, stride: int = 1, padding: int | None = None, **attributes: Any) -> bytes:
         """Return a convolution with its BatchNorm and activation."""
-        norm = {"eps": 1e-3, "momentum": 0.03, "affine": True, "track_running_stats": True}
+        norm: dict[str, Any] = {"eps": 1e-3, "momentum": 0.03, "affine": True, "track_running_stats": True}
         children = {
             "conv": self._conv2d(f"{path}conv.", stride, padding),
             "bn": self._module("BatchNorm2d", f"{path}bn.", num_features=len(self._arrays[f"{path}bn.weight"]), **norm),
