@@ -61,7 +61,7 @@ def test_the_first_screen_says_what_it_is_for_where_it_runs_and_where_to_start()
     ]
     assert places == sorted(places)
     rows = re.findall(r"^\| (?!I want|---)[^|]+ \| .*\]\(.*$", first, re.MULTILINE)
-    assert 5 <= len(rows) <= 8
+    assert 5 <= len(rows) <= 7
     measured = TEXT[TEXT.index("## Measured") : TEXT.index("## Models")]
     assert len(re.findall(r"^\| [^|-][^|]* \| \[[\d.e-]+(?: s)?\]\([^)]+\) \|$", measured, re.MULTILINE)) == 5
 
