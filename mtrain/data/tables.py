@@ -24,17 +24,13 @@ class CsvRow:
     fields: tuple[str, ...]
 
 
-def read_columns(
-    file: Path, wanted: Sequence[str], *, separator: str | None, without_header: bool, remedy: str
-) -> list[CsvRow]:
+def read_columns(file: Path, wanted: Sequence[str], *, separator: str | None, remedy: str) -> list[CsvRow]:
     """Return the columns ``wanted`` of a CSV file, in that order; empty lines are left out.
 
     Args:
         file: A UTF-8 text file; a byte order mark is skipped.
         wanted: Names of the columns in the header, the first line.
         separator: Character between fields; None: the one that makes the wanted columns appear.
-        without_header: A file whose first line does not hold the names, but has as many fields as are wanted, has no
-            header, and its columns are taken in order.
         remedy: Advice in the message if a column is missing.
 
     Raises:
@@ -54,11 +50,7 @@ def read_columns(
     for mark, header in headers.items():
         if all(name in header for name in wanted):
             places = [header.index(name) for name in wanted]
-            return [_row(file, line, fields, places) for line, fields in _lines(file, text, mark, skip=1)]
-    for mark, header in headers.items():
-        if without_header and len(header) == len(wanted) and not set(header) & set(wanted):
-            places = list(range(len(wanted)))
-            return [_row(file, line, fields, places) for line, fields in _lines(file, text, mark, skip=0)]
+            return [_row(file, line, fields, places) for line, fields in _lines(file, text, mark)]
     raise DataError(_missing(file, wanted, max(headers.values(), key=len), remedy))
 
 
@@ -72,15 +64,13 @@ def _first(text: str, mark: str) -> list[str]:
     return []
 
 
-def _lines(file: Path, text: str, mark: str, *, skip: int) -> Iterator[tuple[int, list[str]]]:
+def _lines(file: Path, text: str, mark: str) -> Iterator[tuple[int, list[str]]]:
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=mark, strict=True)
     try:
-        for fields in reader:
-            if any(field.strip() for field in fields):
-                if skip:
-                    skip -= 1
-                    continue
-                yield reader.line_num, [field.strip() for field in fields]
+        rows = ([field.strip() for field in fields] for fields in reader)
+        filled = ((reader.line_num, fields) for fields in rows if any(fields))
+        next(filled, None)  # the header
+        yield from filled
     except csv.Error as error:
         raise DataError(f"{file}:{reader.line_num}: no valid CSV ({error}); correct the line") from error
 

@@ -23,28 +23,11 @@ NAMES = ["RBC", "WBC", "Platelets"]
 MERGED = {"WBC": "cell", "RBC": "cell", "Platelets": None}
 
 
-@pytest.fixture(scope="module")
-def csv_set(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The small set as CSV files with a row per box."""
-    root = tmp_path_factory.mktemp("csv")
-    for split in ("train", "val"):
-        truth = json.loads((SMALL / "annotations" / f"instances_{split}.json").read_text())
-        names = {category["id"]: category["name"] for category in truth["categories"]}
-        files = {image["id"]: image["file_name"] for image in truth["images"]}
-        rows = [f"{file},,,,," for file in files.values()]
-        for box in truth["annotations"]:
-            x, y, w, h = box["bbox"]
-            rows.append(f"{files[box['image_id']]},{x},{y},{x + w},{y + h},{names[box['category_id']]}")
-        (root / f"{split}.csv").write_text("\n".join(["path,x1,y1,x2,y2,label", *rows]) + "\n")
-    return root
-
-
-def detection(form: str, csv_set: Path, **values: object) -> OpenData:
+def detection(form: str, **values: object) -> OpenData:
     place = {
         "coco": {"root": str(SMALL), "images": "images"},
         "voc": {"root": str(SMALL / "voc")},
         "yolo": {"root": str(SMALL / "yolo")},
-        "csv_boxes": {"root": str(csv_set), "images": str(SMALL / "images")},
     }[form]
     return open_data(DetectionDataSpec.model_validate({"format": form, **place, **values}))
 
@@ -59,9 +42,9 @@ def boxes_by_name(data: OpenData, split: str) -> dict[str, list[tuple[str, list[
     return {name: sorted(boxes) for name, boxes in found.items()}
 
 
-@pytest.mark.parametrize("form", ["coco", "voc", "yolo", "csv_boxes"])
-def test_a_list_names_the_classes_to_learn_in_the_order_of_their_labels(form: str, csv_set: Path) -> None:
-    whole, some = (detection(form, csv_set, **values) for values in ({}, {"classes": ["Platelets", "RBC"]}))
+@pytest.mark.parametrize("form", ["coco", "voc", "yolo"])
+def test_a_list_names_the_classes_to_learn_in_the_order_of_their_labels(form: str) -> None:
+    whole, some = (detection(form, **values) for values in ({}, {"classes": ["Platelets", "RBC"]}))
     assert some.class_names == ("Platelets", "RBC")
     for split in ("train", "val"):
         every = boxes_by_name(whole, split)
@@ -70,46 +53,46 @@ def test_a_list_names_the_classes_to_learn_in_the_order_of_their_labels(form: st
         assert [len(sample.labels) for sample in getattr(some, split).samples] != []
 
 
-@pytest.mark.parametrize("form", ["coco", "voc", "yolo", "csv_boxes"])
-def test_a_mapping_renames_merges_and_drops(form: str, csv_set: Path) -> None:
-    whole, merged = (detection(form, csv_set, **values) for values in ({}, {"classes": MERGED}))
+@pytest.mark.parametrize("form", ["coco", "voc", "yolo"])
+def test_a_mapping_renames_merges_and_drops(form: str) -> None:
+    whole, merged = (detection(form, **values) for values in ({}, {"classes": MERGED}))
     assert merged.class_names == ("cell",)
     every = boxes_by_name(whole, "train")
     assert boxes_by_name(merged, "train") == {"cell": sorted(every["RBC"] + every["WBC"])}
-    renamed = detection(form, csv_set, classes={"WBC": "white"})
+    renamed = detection(form, classes={"WBC": "white"})
     assert sorted(renamed.class_names) == ["Platelets", "RBC", "white"]
     assert boxes_by_name(renamed, "train")["white"] == every["WBC"]
 
 
-def test_a_star_stands_for_every_class_that_a_mapping_does_not_name(csv_set: Path) -> None:
-    assert detection("coco", csv_set, classes={"*": "item"}).class_names == ("item",)
-    only = detection("coco", csv_set, classes={"WBC": "WBC", "*": None})
+def test_a_star_stands_for_every_class_that_a_mapping_does_not_name() -> None:
+    assert detection("coco", classes={"*": "item"}).class_names == ("item",)
+    only = detection("coco", classes={"WBC": "WBC", "*": None})
     assert (only.class_names, only.train.category_ids) == (("WBC",), (2,))
 
 
-def test_the_category_ids_are_those_of_the_file_and_of_a_merged_class_its_first(csv_set: Path) -> None:
-    assert detection("coco", csv_set, classes=["Platelets", "RBC"]).val.category_ids == (3, 1)
-    merged = detection("coco", csv_set, classes=MERGED).val
+def test_the_category_ids_are_those_of_the_file_and_of_a_merged_class_its_first() -> None:
+    assert detection("coco", classes=["Platelets", "RBC"]).val.category_ids == (3, 1)
+    merged = detection("coco", classes=MERGED).val
     assert merged.category_ids == (1,)
     assert {row["category_id"] for row in merged.ground_truth["annotations"]} == {1}
 
 
-def test_the_report_counts_what_each_class_became_and_the_images_that_are_left_without_a_box(csv_set: Path) -> None:
+def test_the_report_counts_what_each_class_became_and_the_images_that_are_left_without_a_box() -> None:
     truth = json.loads((SMALL / "annotations" / "instances_train.json").read_text())
     counts = [sum(box["category_id"] == number for box in truth["annotations"]) for number in (1, 2, 3)]
-    told = detection("coco", csv_set, classes={"RBC": "cell", "WBC": "cell", "Platelets": None}).train.report()[-1]
+    told = detection("coco", classes={"RBC": "cell", "WBC": "cell", "Platelets": None}).train.report()[-1]
     assert "1 classes of 3" in told
     assert f"RBC counts as cell ({counts[0]} boxes)" in told
     assert f"left out: Platelets ({counts[2]} boxes)" in told
     with_platelets = {box["image_id"] for box in truth["annotations"] if box["category_id"] == 3}
     emptied = len({box["image_id"] for box in truth["annotations"]} - with_platelets)
     assert emptied
-    only = detection("coco", csv_set, classes=["Platelets"]).train
+    only = detection("coco", classes=["Platelets"]).train
     assert f"{emptied} of {len(truth['images'])} images have no box left and stay" in only.report()[-1]
 
 
-def test_data_split_divides_what_was_chosen(csv_set: Path) -> None:
-    data = detection("coco", csv_set, classes=["WBC"], split=0.5, train="annotations/instances_train.json")
+def test_data_split_divides_what_was_chosen() -> None:
+    data = detection("coco", classes=["WBC"], split=0.5, train="annotations/instances_train.json")
     assert data.class_names == data.val.class_names == ("WBC",)
     assert len(data.train) == len(data.val) == 2
 
@@ -123,9 +106,9 @@ def test_data_split_divides_what_was_chosen(csv_set: Path) -> None:
         (["WBC", "*"], "no class '*'"),
     ],
 )
-def test_classes_that_are_not_there_are_refused_with_those_that_are(classes: object, says: str, csv_set: Path) -> None:
+def test_classes_that_are_not_there_are_refused_with_those_that_are(classes: object, says: str) -> None:
     with pytest.raises(DataError) as error:
-        _ = detection("coco", csv_set, classes=classes).train
+        _ = detection("coco", classes=classes).train
     assert str(error.value).startswith("data.classes: ")
     assert says in str(error.value)
 
@@ -155,14 +138,14 @@ def test_a_single_class_and_classes_that_look_like_numbers_are_names(text: str, 
     assert loaded.spec.data.classes == classes
 
 
-@pytest.mark.parametrize("form", ["coco", "voc", "yolo", "csv_boxes"])
-def test_names_of_some_classes_are_refused_with_the_key_that_chooses(form: str, csv_set: Path) -> None:
+@pytest.mark.parametrize("form", ["coco", "voc", "yolo"])
+def test_names_of_some_classes_are_refused_with_the_key_that_chooses(form: str) -> None:
     with pytest.raises(DataError, match=r"data\.classes"):
-        _ = detection(form, csv_set, names=["RBC", "WBC"]).train
+        _ = detection(form, names=["RBC", "WBC"]).train
 
 
-def test_a_converted_set_has_the_chosen_classes(csv_set: Path, tmp_path: Path) -> None:
-    data = detection("coco", csv_set, classes=MERGED)
+def test_a_converted_set_has_the_chosen_classes(tmp_path: Path) -> None:
+    data = detection("coco", classes=MERGED)
     convert({"train": data.train, "val": data.val}, tmp_path / "out", "voc", images="copy")
     again = open_data(DetectionDataSpec(format="voc", root=str(tmp_path / "out")))
     assert boxes_by_name(again, "val") == boxes_by_name(data, "val")

@@ -85,7 +85,6 @@ class CsvLabels(Dataset):
             file,
             (options.path_column, options.label_column),
             separator=options.separator,
-            without_header=False,
             remedy="name the columns with data.options.path_column and data.options.label_column",
         )
         without_path = [f"{file}:{row.line}: no path" for row in rows if not row.fields[0]]

@@ -1,8 +1,6 @@
 """The open inference protocol: tensors in and out as KServe's and Triton's clients send and read them; new files."""
 
 import json
-import os
-import shutil
 from collections.abc import Iterator
 
 import httpx
@@ -144,27 +142,3 @@ def test_images_of_many_pixels_are_refused(tmp_path):
         assert infer(server, {"inputs": [given(two[:1], data=two[:1].tolist())]}).status_code == 200
         response = infer(server, {"inputs": [given(two, data=two.tolist())]})
         assert (response.status_code, "million pixels" in response.json()["error"]) == (413, True)
-
-
-@pytest.mark.job
-def test_a_new_file_is_served_and_a_damaged_one_changes_nothing(tmp_path):
-    served = exported(tmp_path / "colours.onnx", "detection")
-    new = exported(tmp_path / "new.onnx", "classification")
-    with serving(served, "--reload") as server:
-        until(lambda: server.client.get(f"{server.url}/readyz").status_code == 200)
-
-        def task() -> str:
-            return str(server.client.get(f"{server.url}/v1/model").json()["task"])
-
-        assert task() == "detection"
-        (tmp_path / "part").write_bytes(new.read_bytes()[:1000])
-        os.replace(tmp_path / "part", served)
-        until(lambda: server.metric("mtrain_reloads_total") == 1)
-        content = encoded(plain((255, 0, 0)))
-        assert (task(), server.predict(content, "image/png").status_code) == ("detection", 200)
-        shutil.copy(new, tmp_path / "part")
-        os.replace(tmp_path / "part", served)
-        until(lambda: task() == "classification")
-        (row, *_) = server.predict(content, "image/png").json()["images"][0]["predictions"]
-        assert "bbox" not in row
-        assert server.ended() == 0

@@ -55,7 +55,6 @@ SERVED = "served.onnx"
     show_default=True,
     help="Connections open from one address; 0, behind a proxy: no limit.",
 )
-@click.option("--reload", is_flag=True, help="Serve a new FILE once it has taken the place of the former.")
 @click.pass_context
 def serve(context: click.Context, /, run_or_file: str | None, weights: str | None, **settings: Any) -> None:
     """Answer HTTP requests with predictions: POST images to /v1/predict, or open the address in a browser.

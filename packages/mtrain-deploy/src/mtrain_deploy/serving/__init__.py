@@ -66,9 +66,5 @@ def _application(weights: str | os.PathLike[str], settings: ServeSettings) -> "F
     # These modules import FastAPI and ONNX Runtime, whose absence was told above in one sentence.
     from mtrain_deploy.serving.application import build
     from mtrain_deploy.serving.predictor import Predictor
-    from mtrain_deploy.serving.reloading import Watched
 
-    def open_model() -> Predictor:
-        return Predictor.open(Path(weights), threads=settings.threads)
-
-    return build(open_model(), settings, Watched(Path(weights), open_model) if settings.reload else None)
+    return build(Predictor.open(Path(weights), threads=settings.threads), settings)

@@ -16,7 +16,6 @@ from mtrain_deploy.serving import metrics, page
 from mtrain_deploy.serving.kserve import add_open_inference
 from mtrain_deploy.serving.predictor import Predictor
 from mtrain_deploy.serving.refusal import Refusal
-from mtrain_deploy.serving.reloading import Watched, reload_when_new
 from mtrain_deploy.serving.service import Service
 from mtrain_deploy.serving.settings import ServeSettings
 
@@ -43,26 +42,17 @@ _BODY = {
 }
 
 
-def build(predictor: Predictor, settings: ServeSettings, watched: Watched | None = None) -> FastAPI:
-    """Return the ASGI application that answers with a model. ``state.service`` is its ``Service``.
-
-    Args:
-        predictor: The model.
-        settings: The limits.
-        watched: The file whose replacement is served from then on; None: nothing is.
-    """
+def build(predictor: Predictor, settings: ServeSettings) -> FastAPI:
+    """Return the ASGI application that answers with a model. ``state.service`` is its ``Service``."""
     service = Service(predictor, settings)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        tasks = [asyncio.create_task(service.run())]
-        if watched is not None:
-            tasks.append(asyncio.create_task(reload_when_new(watched, service.replace, service.metrics)))
+        task = asyncio.create_task(service.run())
         yield
-        for task in tasks:
-            task.cancel()
-            with suppress(asyncio.CancelledError):
-                await task
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
 
     # The pages of FastAPI's documentation load scripts from another site. Its route of the schema has no dependencies.
     app = FastAPI(

@@ -41,9 +41,6 @@ class Metrics:
         self.pixels = Gauge(
             "mtrain_pixels_in_work", "Pixels of large images in work, beyond the share of each", registry=registry
         )
-        self.reloads = Counter(
-            "mtrain_reloads", "New files of the model that were noticed, by result", ["result"], registry=registry
-        )
         self.received = Gauge("mtrain_received_bytes", "Bytes of requests that are in memory", registry=registry)
 
     def count_batch(self, count: int, seconds: float) -> None:

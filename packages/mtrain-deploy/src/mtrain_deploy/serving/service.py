@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
+import numpy as np
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 
@@ -18,9 +19,8 @@ from mtrain.core.interfaces import Array
 from mtrain.errors import UsageError
 from mtrain.system.placement import usable_cores
 from mtrain_deploy.serving import tensors
-from mtrain_deploy.serving.batching import Places
+from mtrain_deploy.serving.batching import Batcher, Places
 from mtrain_deploy.serving.decoding import PixelBudget, check_request, decode, pixels_of
-from mtrain_deploy.serving.engine import Engine
 from mtrain_deploy.serving.metrics import Metrics
 from mtrain_deploy.serving.predictor import Predictor, Sample
 from mtrain_deploy.serving.refusal import Refusal
@@ -28,6 +28,7 @@ from mtrain_deploy.serving.settings import ServeSettings
 from mtrain_deploy.serving.uploads import MAX_FILES, Body, Budget, Upload, images_of
 
 T = TypeVar("T")
+DEFAULT_BATCH = 8
 CLIENT_GONE = 499
 """Status in the metrics of a request whose client went away before the answer; nobody receives it."""
 logger = logging.getLogger(__name__)
@@ -50,7 +51,15 @@ class Service:
         self.metrics = Metrics()
         self.state = "starting"
         """``starting``, ``ready``, ``ending``, or ``broken`` if the model cannot be computed."""
-        self._engine = Engine(predictor, settings, self.metrics)
+        self.predictor = predictor
+        self.max_batch = settings.max_batch or predictor.batch_size or DEFAULT_BATCH
+        """Most images that are computed at once."""
+        self._batcher = Batcher(
+            predictor.outputs,
+            max_batch=self.max_batch,
+            max_wait_s=settings.max_wait_ms / 1000,
+            metrics=self.metrics,
+        )
         self.max_files = min(MAX_FILES, settings.queue)
         self._places = Places(settings.queue, self.metrics)
         self._budget = Budget(settings.max_body_bytes, self.metrics)
@@ -60,47 +69,18 @@ class Service:
         """Threads of the pool that one request may use at once: one stays free for others, where there are several."""
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="decode")
 
-    @property
-    def predictor(self) -> Predictor:
-        """The model that answers new requests."""
-        return self._engine.predictor
-
-    @property
-    def max_batch(self) -> int:
-        """Most images that are computed at once."""
-        return self._engine.max_batch
-
     async def run(self) -> None:
         """Compute batches until this coroutine is cancelled."""
         try:
-            await self._engine.warm()
+            await self._batcher.warm(self.predictor.sample(np.full((64, 64, 3), 114, np.uint8)))
             self.state = "ready" if self.state == "starting" else self.state
-            while True:
-                engine = self._engine
-                await engine.run()  # returns once another has taken its place
+            await self._batcher.run()
         except Exception:
             self.state = "broken"
             logger.exception("the model cannot be computed")
         finally:
-            self._engine.batcher.close()
+            self._batcher.close()
             self._pool.shutdown(wait=False, cancel_futures=True)
-
-    async def replace(self, predictor: Predictor) -> None:
-        """Answer new requests with another model; those in work keep theirs.
-
-        Raises:
-            Exception: The model cannot be computed; the former one stays.
-        """
-        engine = Engine(predictor, self.settings, self.metrics)
-        try:
-            await engine.warm()
-        except BaseException:
-            engine.batcher.close()
-            raise
-        # Requests in work hold the former engine; new ones take the one that is there now.
-        former, self._engine = self._engine, engine
-        await former.wait_until_unused()
-        former.stop()
 
     @property
     def in_work(self) -> int:
@@ -187,26 +167,25 @@ class Service:
 
     async def _work(self, uploads: Sequence[Upload], *, confidence: float, drawn_as: str | None) -> Response:
         count = len(uploads)
-        with self._at_work(count) as engine:
+        with self._at_work(count):
             with self._counted_if_left(count):
                 pixels = await self._each(partial(pixels_of, max_pixels=self.settings.max_pixels), uploads)
             check_request(pixels, request_pixels=self.settings.request_pixels)
             with self._pixel_budget.hold(pixels):
                 with self._counted_if_left(count):
-                    samples = await self._each(lambda upload: engine.predictor.sample(self._image(upload)), uploads)
-                return await self._predict(engine, uploads, samples, confidence=confidence, drawn_as=drawn_as)
+                    samples = await self._each(lambda upload: self.predictor.sample(self._image(upload)), uploads)
+                return await self._predict(uploads, samples, confidence=confidence, drawn_as=drawn_as)
 
     @contextlib.contextmanager
-    def _at_work(self, count: int) -> Iterator[Engine]:
-        """Take the places of some images, and the engine that computes them.
+    def _at_work(self, count: int) -> Iterator[None]:
+        """Take the places of some images.
 
         Raises:
             Refusal: There are not enough places, or memory is short.
         """
-        self._places.take(count, seconds_per_image=self._engine.batcher.seconds_per_image)
+        self._places.take(count, seconds_per_image=self._batcher.seconds_per_image)
         try:
-            with self._engine.hold() as engine:
-                yield engine
+            yield
         except MemoryError:
             raise Refusal(503, "not enough memory for this request; send smaller images", retry_after_s=5) from None
         finally:
@@ -229,10 +208,7 @@ class Service:
                 f"the request has images of {pixels} pixels, more than {self.settings.max_pixels}; make them smaller",
             )
         check_request([pixels] * count, request_pixels=self.settings.request_pixels)
-        with self._at_work(count) as engine, self._pixel_budget.hold([pixels] * count):
-            # The tensors were checked against the inputs of the former model.
-            if engine.predictor is not predictor:
-                raise Refusal(503, "the model was replaced while the request arrived; send it again", retry_after_s=1)
+        with self._at_work(count), self._pixel_budget.hold([pixels] * count):
 
             def compute() -> Mapping[str, Array]:
                 started = time.perf_counter()
@@ -241,7 +217,7 @@ class Service:
                 return computed
 
             try:
-                outputs = await engine.batcher.alone(compute)
+                outputs = await self._batcher.alone(compute)
             except UsageError as error:
                 if "memory" in str(error):
                     raise MemoryError from error
@@ -263,15 +239,14 @@ class Service:
 
     async def _predict(
         self,
-        engine: Engine,
         uploads: Sequence[Upload],
         samples: Sequence[Sample],
         *,
         confidence: float,
         drawn_as: str | None,
     ) -> Response:
-        predictor = engine.predictor
-        outputs = await _all([engine.batcher.submit(sample) for sample in samples])
+        predictor = self.predictor
+        outputs = await _all([self._batcher.submit(sample) for sample in samples])
         answers = [_Answer(*parts) for parts in zip(uploads, samples, outputs, strict=True)]
         if drawn_as is not None:
             (content,) = await self._each(

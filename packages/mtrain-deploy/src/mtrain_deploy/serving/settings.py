@@ -56,9 +56,6 @@ class ServeSettings:
     max_connections_per_address: int = 128
     """Connections that one address may have open at once; 0: as many as there are. Clients of a proxy have its address."""
 
-    reload: bool = False
-    """Whether a new file at the path of the model is served in its place, once it has stayed the same for a second."""
-
     def __post_init__(self) -> None:
         for name, least in _LEAST.items():
             value = getattr(self, name)
