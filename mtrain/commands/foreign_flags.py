@@ -1,6 +1,6 @@
 """Flags of other projects' training scripts, so that their command lines work here or are answered.
 
-The projects are YOLOv5, PaddleDetection, Megatron-LM and torchtitan.
+The projects are YOLOv5, PaddleDetection and Megatron-LM.
 
 Each flag becomes values of the spec, with the flag as their origin, or is refused with a message that names its
 replacement.
@@ -75,19 +75,6 @@ MEGATRON: Mapping[str, str] = {
     "--distributed-backend=": "the backend chooses NCCL or gloo by the device; a stack is chosen with -b",
 }  # fmt: skip
 """Flags of Megatron-LM and DeepSpeed, as ``REFUSED``; ``mtrain run`` answers them too."""
-TORCHTITAN: Mapping[str, str] = {
-    "--parallelism.data-parallel-replicate-degree=": "-b fsdp -o parallel.replicate={value}",
-    "--parallelism.data-parallel-shard-degree=": "-b fsdp -o parallel.shard={value}",
-    "--parallelism.tensor-parallel-degree=": _TENSOR,
-    "--parallelism.pipeline-parallel-degree=": _STAGES,
-    "--parallelism.context-parallel-degree=": _EXPERTS,
-    "--parallelism.expert-parallel-degree=": _EXPERTS,
-    "--training.local-batch-size=": _LOCAL_BATCH,
-    "--training.global-batch-size=": "--batch-size {value}",
-    "--training.seq-len=": "-o data.length={value}",
-    "--training.steps=": "-o train.updates={value}",
-}  # fmt: skip
-"""Flags of torchtitan, as ``REFUSED``."""
 
 
 def _data(file: str) -> Mapping[str, Any]:
@@ -201,12 +188,12 @@ def _refuse(flag: str, instead: str) -> Option:
             typed = f"{name} {shlex.quote(str(value))}" if takes_value else name
             raise click.UsageError(f"{typed}: {instead.format(value=shlex.quote(str(value)))}")
 
-    parameter = name.strip("-").replace("-", "_").replace(".", "_")
+    parameter = name.strip("-").replace("-", "_")
     return click.option(name, parameter, is_flag=not takes_value, hidden=True, expose_value=False, callback=refuse)
 
 
-MEGATRON_FLAGS = [_refuse(flag, instead) for flag, instead in {**MEGATRON, **TORCHTITAN}.items()]
-"""Hidden flags of Megatron-LM and torchtitan, which are refused with advice."""
+MEGATRON_FLAGS = [_refuse(flag, instead) for flag, instead in MEGATRON.items()]
+"""Hidden flags of Megatron-LM, which are refused with advice."""
 FOREIGN_FLAGS = [*YOLOV5, *PADDLEDETECTION, *map(_refuse, REFUSED, REFUSED.values()), *MEGATRON_FLAGS]
 """Flags that become values of the spec, and hidden ones that are refused with advice."""
 

@@ -6,13 +6,14 @@ itself (``spec.yml``, ``plan.json``) are whole, because a job is resumed from th
 
 import re
 from collections.abc import Iterable, Mapping
-from typing import Any, get_args
+from typing import Any
 from urllib.parse import urlsplit
 
 from pydantic import BaseModel
 
 from mtrain.spec.model import Spec
 from mtrain.spec.references import is_reference
+from mtrain.spec.schema import literals
 
 HIDDEN_SECTIONS = ("cluster", "launcher", "report")
 """Sections about where a job runs and whom it tells; nothing of them says what was trained."""
@@ -115,7 +116,7 @@ def _without_text(section: BaseModel) -> dict[str, Any]:
     kept = {}
     for name, field in type(section).model_fields.items():
         # Any text may be a path, an address or a token, in whichever section a task declares; a choice is none of them.
-        content, found = _plain(getattr(section, name), choices=set(_choices(field.annotation)))
+        content, found = _plain(getattr(section, name), choices=set(literals(field.annotation)))
         if found:
             kept[name] = content
     return kept
@@ -132,12 +133,3 @@ def _plain(value: Any, *, choices: set[Any]) -> tuple[Any, bool]:
         parts = [_plain(item, choices=choices) for item in value]
         return [content for content, _ in parts], all(found for _, found in parts)
     return value, not isinstance(value, str) or value in choices
-
-
-def _choices(annotation: Any) -> Iterable[Any]:
-    """Yield the texts that an annotation lists with ``Literal``, at any depth."""
-    for argument in get_args(annotation):
-        if isinstance(argument, str):
-            yield argument
-        else:
-            yield from _choices(argument)

@@ -171,17 +171,18 @@ def _zeros_hint(value: Any) -> str:
 def choices(model: type[BaseModel], path: Path) -> list[str]:
     """Return the words that the field at ``path`` accepts as values; for a truth value ``true`` and ``false``."""
     field = field_at(model, path)
-    words: list[str] = []
-    open_annotations = [field.annotation] if field is not None else []
-    while open_annotations:
-        annotation: Any = open_annotations.pop()
-        if get_origin(annotation) is Literal:
-            words.extend(choice for choice in get_args(annotation) if isinstance(choice, str))
-        elif annotation is bool:
-            words.extend(("true", "false"))
+    return [] if field is None else list(literals(field.annotation))
+
+
+def literals(annotation: Any) -> Iterator[str]:
+    """Yield the texts that an annotation lists with ``Literal``, at any depth; for a truth value ``true`` and ``false``."""
+    if annotation is bool:
+        yield from ("true", "false")
+    for argument in get_args(annotation):
+        if isinstance(argument, str):
+            yield argument
         else:
-            open_annotations.extend(get_args(annotation) if get_origin(annotation) is not None else ())
-    return words
+            yield from literals(argument)
 
 
 def _key_hint(word: str, section: Path, model: type[BaseModel]) -> str:

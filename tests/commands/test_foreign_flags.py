@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from mtrain.commands import front, main
-from mtrain.commands.foreign_flags import MEGATRON, TORCHTITAN
+from mtrain.commands.foreign_flags import MEGATRON
 from mtrain.errors import SpecError
 from tests.commands.test_front_door import here, parse  # noqa: F401  # the fixture empties the folder and the environment
 
@@ -135,8 +135,8 @@ def test_four_gpus_are_four_ranks(here, capsys):  # noqa: F811
 
 
 @pytest.mark.job
-@pytest.mark.parametrize("line", [flag.replace("=", " 2") for flag in (*MEGATRON, *TORCHTITAN)])
-def test_what_is_said_on_a_flag_of_megatron_or_torchtitan_can_be_typed(line, capsys, here):  # noqa: F811
+@pytest.mark.parametrize("line", [flag.replace("=", " 2") for flag in MEGATRON])
+def test_what_is_said_on_a_flag_of_megatron_can_be_typed(line, capsys, here):  # noqa: F811
     (here / "r.py").write_text("import mtrain\n")
     for command in (["train", "-c", "vit_digits"], ["run"]):
         script = ["r.py"] if command == ["run"] else []

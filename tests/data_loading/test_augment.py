@@ -10,7 +10,7 @@ from mtrain.data.images.geometry import fitted_size, is_upright, map_boxes, rand
 from mtrain.tasks.detection.annotations import Annotations
 from mtrain.tasks.detection.augment import mosaic
 from mtrain.tasks.detection.augment.render import Renderer
-from mtrain.tasks.detection.cache_size import AtMost
+from mtrain.tasks.detection.cache_size import Sizing
 from mtrain.tasks.detection.image_cache import Images
 from mtrain.tasks.detection.section import AugmentSpec
 from mtrain.tasks.detection.source import DetectionSource
@@ -102,7 +102,7 @@ def test_images_of_a_layout_never_overlap(annotations: Annotations, layout_of) -
 
 
 def test_the_direct_way_draws_what_the_warped_canvas_shows(annotations: Annotations) -> None:
-    images = Images(annotations.samples, AtMost(SIDE))
+    images = Images(annotations.samples, Sizing(SIDE, "layout"))
     renderer, rng = Renderer(images), np.random.default_rng(0)
     spec = AugmentSpec(scale=0.4)
     for _ in range(30):

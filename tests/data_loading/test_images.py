@@ -11,7 +11,7 @@ from mtrain.data.images.decode import decode
 from mtrain.data.images.geometry import fitted_size
 from mtrain.errors import DataError, SpecError
 from mtrain.tasks.detection.annotations import AnnotatedImage, Annotations, assemble
-from mtrain.tasks.detection.cache_size import AtMost, Fitted
+from mtrain.tasks.detection.cache_size import Sizing
 from mtrain.tasks.detection.image_cache import DiskCache, Images, RamCache
 from mtrain.tasks.detection.section import AugmentSpec, DetectionDataSpec
 from mtrain.tasks.detection.source import open_sources
@@ -33,7 +33,7 @@ def test_a_cache_gives_the_same_samples_bit_for_bit(annotations: Annotations, tm
 
 def test_the_disk_cache_is_used_and_survives_damage(one_image: tuple[Path, Annotations], tmp_path: Path) -> None:
     path, annotations = one_image
-    images = Images(annotations.samples, AtMost(80))
+    images = Images(annotations.samples, Sizing(80, "layout"))
     images.keep("disk", tmp_path / "cache")
     before = images.load(0)
     (stored,) = (tmp_path / "cache").iterdir()
@@ -48,7 +48,7 @@ def test_the_disk_cache_is_used_and_survives_damage(one_image: tuple[Path, Annot
 
 def test_a_full_or_closed_cache_folder_is_named(one_image: tuple[Path, Annotations], tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
-    images = Images(one_image[1].samples, AtMost(80))
+    images = Images(one_image[1].samples, Sizing(80, "layout"))
     with pytest.raises(DataError, match=r"data.cache_dir: .*file/cache"):
         images.keep("disk", tmp_path / "file" / "cache")
     images.keep("disk", tmp_path / "cache")
@@ -64,13 +64,13 @@ def test_a_ram_cache_larger_than_the_memory_is_refused() -> None:
 
 
 def test_images_are_shrunk_to_the_side_but_kept_when_smaller(annotations: Annotations) -> None:
-    images = Images(annotations.samples, AtMost(100))
+    images = Images(annotations.samples, Sizing(100, "layout"))
     for i, sample in enumerate(annotations.samples):
         height, width = images.load(i).shape[:2]
         fitted = fitted_size(sample.width, sample.height, 100)
         expected = fitted if max(sample.width, sample.height) >= 100 else (sample.width, sample.height)
         assert (width, height) == expected
-    exact = Images(annotations.samples, Fitted(100))
+    exact = Images(annotations.samples, Sizing(100, "letterbox", exact=True))
     for i, sample in enumerate(annotations.samples):
         assert exact.load(i).shape[:2] == fitted_size(sample.width, sample.height, 100)[::-1]
 
@@ -79,7 +79,7 @@ def test_an_image_of_another_size_than_annotated_is_named(one_image: tuple[Path,
     path, annotations = one_image
     cv2.imwrite(str(path), np.zeros((50, 70, 3), np.uint8))
     with pytest.raises(DataError, match=r"one.png: the image is 70 x 50 pixels, its annotation says 160 x 120"):
-        Images(annotations.samples, AtMost(80)).load(0)
+        Images(annotations.samples, Sizing(80, "layout")).load(0)
 
 
 def opened_val(folder: Path, *, decode: str, resize: str = "letterbox", cache: str = "none") -> np.ndarray:

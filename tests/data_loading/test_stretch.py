@@ -28,7 +28,7 @@ from mtrain.tasks.detection.augment.stretched import (
     expand,
     shared_by_update,
 )
-from mtrain.tasks.detection.cache_size import AtLeast, Stretched
+from mtrain.tasks.detection.cache_size import Sizing
 from mtrain.tasks.detection.evaluator import CocoEvaluator
 from mtrain.tasks.detection.image_cache import Images
 from mtrain.tasks.detection.inputs import StretchTraining
@@ -96,7 +96,7 @@ def test_without_augmentation_the_image_is_resized_as_the_original_does(tmp_path
 
 
 def test_an_evaluation_image_is_the_original_one(tmp_path: Path) -> None:
-    class Wide(Stretched):
+    class Wide(Sizing):
         """The golden size is no square."""
 
         def size_for(self, size: tuple[int, int]) -> tuple[int, int]:
@@ -104,7 +104,9 @@ def test_an_evaluation_image_is_the_original_one(tmp_path: Path) -> None:
 
     image, boxes = photo()
     annotations = one(tmp_path, image, boxes)
-    assert np.array_equal(Images(annotations.samples, Wide(96)).load(0), GOLDEN["eval_cubic_uint8.resized"])
+    assert np.array_equal(
+        Images(annotations.samples, Wide(96, "stretch", exact=True)).load(0), GOLDEN["eval_cubic_uint8.resized"]
+    )
     item = DetectionSource(annotations, image_size=96, resize="stretch").sample(0, 0)
     assert item.image is not None
     assert np.array_equal(item.image, cv2.resize(image, (96, 96), interpolation=cv2.INTER_CUBIC))
@@ -422,7 +424,7 @@ def test_half_of_the_distortion_steps_are_taken(seed: int) -> None:
 
 
 def test_images_for_crops_are_only_reduced_where_no_crop_loses_pixels() -> None:
-    sizing = AtLeast(400)
+    sizing = Sizing(400, "crop")
     assert [sizing.reduction(size) for size in ((640, 480), (4000, 799), (1000, 800), (4000, 3200), (8000, 8000))] == [
         1,
         1,
@@ -455,7 +457,7 @@ def test_a_large_jpeg_keeps_its_boxes_when_it_is_decoded_smaller(tmp_path: Path)
     path = annotations.samples[0].path
     cv2.imwrite(str(path.with_suffix(".jpg")), ground[:, :, ::-1], [cv2.IMWRITE_JPEG_QUALITY, 95])
     path.with_suffix(".jpg").replace(path)  # first bytes say what a file is
-    images = Images(annotations.samples, AtLeast(200))
+    images = Images(annotations.samples, Sizing(200, "crop"))
     assert images.load(0).shape == (226, 301, 3)
     out = np.empty((128, 128, 3), np.uint8)
     spec = AugmentSpec(**PLAIN, crop=CropSpec(thresholds=[0.1], allow_no_crop=False))

@@ -12,7 +12,7 @@ from PIL import Image
 from mtrain.data.images.fast_decode import decode_quickly, decode_top
 from mtrain.tasks.detection import image_cache
 from mtrain.tasks.detection.annotations import AnnotatedImage, Annotations, assemble
-from mtrain.tasks.detection.cache_size import AtMost
+from mtrain.tasks.detection.cache_size import Sizing
 from mtrain.tasks.detection.image_cache import Images
 from mtrain.tasks.detection.section import AugmentSpec
 from mtrain.tasks.detection.source import DetectionSource
@@ -101,7 +101,7 @@ def test_samples_are_the_same_when_only_the_rows_shown_are_decoded(
 
 def test_an_image_is_cut_only_after_it_was_decoded_whole_without_a_warning(tmp_path: Path) -> None:
     annotations = jpegs(tmp_path, count=2)
-    images = Images(annotations.samples, AtMost(300))
+    images = Images(annotations.samples, Sizing(300, "layout"))
     assert len(images.load(0, rows=20)) == HEIGHT
     assert len(images.load(0, rows=20)) == 20
     path = annotations.samples[1].path
@@ -114,7 +114,7 @@ def test_an_image_is_cut_only_after_it_was_decoded_whole_without_a_warning(tmp_p
 
 def test_an_image_of_another_size_is_refused_also_when_few_rows_are_wanted(tmp_path: Path) -> None:
     annotations = jpegs(tmp_path, count=1)
-    images = Images(annotations.samples, AtMost(300))
+    images = Images(annotations.samples, Sizing(300, "layout"))
     images.load(0)
     cv2.imwrite(str(annotations.samples[0].path), photograph()[:140])
     with pytest.raises(Exception, match=f"the image is {WIDTH} x 140 pixels, its annotation says"):

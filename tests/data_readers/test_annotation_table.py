@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from mtrain.tasks.detection.annotations import AnnotatedImage, assemble
+from mtrain.tasks.detection.cache_size import Sizing
 from mtrain.tasks.detection.image_cache import Images
-from mtrain.tasks.detection.inputs import AtMost
 
 
 def image(number: int, *, image_id: int | str | None = None, name: str | None = None, boxes: int = 3) -> AnnotatedImage:
@@ -41,7 +41,7 @@ def blocks_kept(count: int) -> int:
     tracemalloc.start()
     before = len(tracemalloc.take_snapshot().traces)
     annotations = assembled(images)
-    provider = Images(annotations.samples, AtMost(64))
+    provider = Images(annotations.samples, Sizing(64, "layout"))
     del images  # A path that was asked for its text keeps it.
     gc.collect()
     kept = len(tracemalloc.take_snapshot().traces) - before
@@ -71,7 +71,7 @@ def test_each_image_has_the_content_that_was_read():
 
 def test_the_loader_gets_fractions_of_the_size_without_crowds():
     annotations = assembled([image(0), image(1)])
-    provider = Images(annotations.samples, AtMost(64))
+    provider = Images(annotations.samples, Sizing(64, "layout"))
     assert len(provider.boxes(0)[0]) == 0  # crowds
     boxes, labels = provider.boxes(1)
     sample = annotations.samples[1]

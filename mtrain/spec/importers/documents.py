@@ -10,11 +10,10 @@ from pathlib import Path as FilePath
 from typing import Any
 
 from mtrain.errors import SpecError
-from mtrain.spec.files import read_text
 from mtrain.spec.model import Spec
 from mtrain.spec.provenance import lookup
 from mtrain.spec.sources import BASE_KEY, display, nest
-from mtrain.spec.yaml_reader import MAX_BYTES, Parsed, Path, nearest, parse, parse_value
+from mtrain.spec.yaml_reader import Parsed, Path, nearest, parse, parse_value, read_text
 
 MAX_FILES = 100
 """Largest number of files read for one document: the file, its bases, and their bases."""
@@ -135,15 +134,11 @@ def _add(document: Document, file: FilePath, chain: tuple[FilePath, ...], proble
 def _text(file: FilePath, name: str) -> tuple[str, str]:
     """Return (text, problem); one of them is empty, or both for an empty file."""
     try:
-        if not file.is_file():
-            return "", f"{name}: {'is no file' if file.exists() else 'no such file'}; expected a YAML file"
-        if file.stat().st_size > MAX_BYTES:
-            return "", f"{name}: {file.stat().st_size} bytes, more than a config can have ({MAX_BYTES})"
-        text = read_text(file, limit=MAX_BYTES)
-        # JSON may be indented by tabs, and YAML may not.
-        return (text.replace("\t", " ") if file.suffix == ".json" else text), ""
-    except (OSError, ValueError) as error:
-        return "", f"{name}: cannot be read: {error}"
+        text = read_text(file)
+    except ValueError as error:
+        return "", f"{name}: {error}"
+    # JSON may be indented by tabs, and YAML may not.
+    return (text.replace("	", " ") if file.suffix == ".json" else text), ""
 
 
 def _bases(parsed: Parsed, file: FilePath, name: str, problems: list[str]) -> list[FilePath]:

@@ -12,7 +12,7 @@ _WEIGHTS = "a file of weights: --weights {file} starts from it, and -c takes the
 NAMES: Mapping[str, str] = {
     ".py": "Python, as a script or a config of OpenMMLab is, which would have to be executed: a script is started by `mtrain run "
     "{file}`; instead of a config take a spec of `mtrain config list` and give it the data",
-    ".toml": "TOML, as torchtitan's job configs are; `mtrain run` takes the script, and docs/coming-from.md its flags",
+    ".toml": "TOML, as torchtitan's job configs are; `mtrain run` takes the script that reads it",
     ".ipynb": "a notebook; save its code as a script: mtrain run train.py",
     ".sh": "a shell script; `mtrain run` takes the Python script that it starts",
     **dict.fromkeys((".pt", ".pth", ".pdparams", ".safetensors", ".onnx", ".ckpt"), _WEIGHTS),

@@ -16,7 +16,7 @@ from mtrain.tasks.detection.annotations import Sample
 from mtrain.tasks.detection.augment import mosaic
 from mtrain.tasks.detection.augment.render import Renderer
 from mtrain.tasks.detection.augment.stretched import Stretcher, shared_by_update, sides_of
-from mtrain.tasks.detection.cache_size import AtLeast, AtMost, Fitted, Stretched
+from mtrain.tasks.detection.cache_size import Sizing
 from mtrain.tasks.detection.image_cache import Images
 from mtrain.tasks.detection.section import AugmentSpec
 
@@ -91,7 +91,7 @@ class LetterboxTraining(TrainingView):
         self, samples: Sequence[Sample], spec: AugmentSpec, *, side: int, seed: int, epochs: int | None
     ) -> None:
         """``epochs``: length of the job, from which ``close_mosaic_epochs`` finds the last ones; None: no end."""
-        super().__init__(Images(samples, AtMost(largest_side(spec, side))), spec, side=side, seed=seed)
+        super().__init__(Images(samples, Sizing(largest_side(spec, side), "layout")), spec, side=side, seed=seed)
         self._last_mosaic = np.inf if epochs is None else epochs - spec.close_mosaic_epochs
         self._augmenter = Augmenter(self.images, spec)
 
@@ -108,7 +108,7 @@ class StretchTraining(TrainingView):
         # The smallest crop must still have as many pixels as the input;
         # the bound keeps the size finite where ``scaling`` is next to 0.
         least = round(largest_side(spec, side) / max(_narrowest(spec), 0.1))
-        super().__init__(Images(samples, AtLeast(least)), spec, side=side, seed=seed)
+        super().__init__(Images(samples, Sizing(least, "crop")), spec, side=side, seed=seed)
         self._stretcher = Stretcher(self.images, spec)
 
     def draw(self, key: Key, out: NDArray[np.uint8]) -> Drawn:
@@ -130,7 +130,7 @@ class LetterboxEvaluation:
 
     def __init__(self, samples: Sequence[Sample], *, side: int, exact: bool = True) -> None:
         """``exact``: see ``Sizing.exact``."""
-        self.images = Images(samples, Fitted(side, exact))
+        self.images = Images(samples, Sizing(side, "letterbox", exact))
         self.largest = side
 
     def side(self, epoch: int, update: int) -> int:
@@ -169,7 +169,7 @@ class StretchEvaluation:
 
     def __init__(self, samples: Sequence[Sample], *, side: int, exact: bool = True) -> None:
         """``exact``: see ``Sizing.exact``."""
-        self.images = Images(samples, Stretched(side, exact))
+        self.images = Images(samples, Sizing(side, "stretch", exact))
         self.largest = side
 
     def side(self, epoch: int, update: int) -> int:

@@ -7,7 +7,7 @@ import numpy as np
 
 from mtrain.core.interfaces import Array
 from mtrain.core.interfaces.live import Found
-from mtrain.tasks.detection.cache_size import Fitted, Stretched
+from mtrain.tasks.detection.cache_size import Sizing
 from mtrain.tasks.detection.drawing import draw_boxes
 from mtrain.tasks.detection.evaluator import to_image
 from mtrain.tasks.detection.image_cache import resize
@@ -24,7 +24,7 @@ class LiveDetection:
     def __init__(self, spec: "Spec", class_names: Sequence[str], category_ids: Sequence[int]) -> None:
         data = data_of(spec)
         self._side, self._is_stretched = data.image_size, data.resize == "stretch"
-        self._sizing = Stretched(self._side) if self._is_stretched else Fitted(self._side)
+        self._sizing = Sizing(self._side, "stretch" if self._is_stretched else "letterbox", exact=True)
         self._class_names, self._category_ids = class_names, category_ids
 
     def sample(self, image: Array) -> dict[str, Array]:
