@@ -64,6 +64,8 @@ def run_scripts(referee: Referee, scripts: tuple[Script, ...]) -> dict[str, dict
             side: run_script(referee, script, words)
             for side, words in (("theirs", script.theirs), ("ours", script.ours))
         }
+        if told["theirs"][0] == told["ours"][0] == "passed" and told["theirs"] != told["ours"]:
+            told["ours"] = ("failed", f"{script.result}: {told['ours'][1]}, not {told['theirs'][1]}")
         cases[script.name] = judge(*told["theirs"], *told["ours"])
         print(f"{referee.name}: {script.name}: {cases[script.name]}", flush=True)
     return cases
@@ -75,8 +77,8 @@ def run_script(referee: Referee, script: Script, launcher: tuple[str, ...]) -> t
         return "-", ""
     with tempfile.TemporaryDirectory(prefix="referee-") as folder:
         code, output = run([*launcher, script.file(), *script.words], Path(folder), referee.environ)
-    if code == 0:
-        return "passed", ""
+        if code == 0:
+            return "passed", Path(folder, script.result).read_text(encoding="utf-8") if script.result else ""
     return ("hung", "") if code is None else ("failed", last_error(output))
 
 
@@ -174,7 +176,10 @@ def write(known: dict[str, dict]) -> None:  # type: ignore[type-arg]
     ]
     for name, its in known.items():
         rows = list(its["cases"].values())
-        passed = [sum(row[side] == "passed" for row in rows) for side in ("theirs", "ours")]
+        passed = [
+            "-" if all(row[side] == "-" for row in rows) else sum(row[side] == "passed" for row in rows)
+            for side in ("theirs", "ours")
+        ]
         skipped = sum(row["ours"] == "skipped" for row in rows)
         lines.append(
             f"| {name} {its['version']} | {len(rows)} | {passed[0]} | {passed[1]} | {skipped} | {its['seconds'] / 60:.1f} |"

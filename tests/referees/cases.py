@@ -34,6 +34,7 @@ class Script:
     theirs: tuple[str, ...] = field(default_factory=torchrun)  # (): the adapter has both sides
     ours: tuple[str, ...] = field(default_factory=mtrain)
     words: tuple[str, ...] = ()
+    result: str = ""  # a file that it writes in its folder, and which must be the same on both sides
 
     def file(self) -> str:
         """The script's path."""
@@ -53,7 +54,7 @@ class Suite:
     def loader(self) -> str:
         """What on_ranks.py gets."""
         package, _, rest = self.path.partition("/")
-        own = Path(__file__).with_name(self.path)
+        own = Path(__file__).parent / self.path
         return str(found(package) / rest) if rest else str(own) if own.exists() else self.path
 
     def names(self) -> list[str]:
@@ -119,6 +120,26 @@ REFEREES = (
         "torchmetrics",
         Suite("hard_cases.py", theirs=(), ours=(sys.executable,), ranks=1),
         environ={"RANK": "0"},
+    ),
+    Referee(
+        "DeepSpeed",
+        "deepspeed",
+        Suite("deepspeed_units.py", torchrun(), mtrain("-b", "deepspeed")),
+        checkout=True,
+    ),
+    Referee(
+        "transformers",
+        "transformers",
+        tuple(
+            Script(
+                name,
+                f"transformers/tests/trainer/distributed/scripts/{name}.py",
+                words=("--output_dir", ".", "--use_cpu", "True", "--report_to", "none"),
+                result="losses.json" if name == "training_parity" else "",
+            )
+            for name in ("training_parity", "worker_seed", "dispatch_batches", "eval_ddp")
+        ),
+        checkout=True,
     ),
     Referee("torch", "torch", Suite("torch", torchrun(4), mtrain(ranks=4), ranks=4)),
     Referee(

@@ -1,7 +1,6 @@
 """torchtitan's debug model of Llama on 18 meshes beside one rank: 100 updates in float64, and the largest difference.
 
 usage: python -m tests.referees.debug_model FOLDER [UPDATES]      on mtrain's meshes; runs that are in FOLDER are not made anew
-       python -m tests.referees.debug_model --theirs FOLDER       on torchtitan's, where it is installed
 
 The shapes, rule, rates and clipping are those of its configuration `llama3_debugmodel`: 6 blocks of 256 numbers, 16 heads,
 2,048 tokens. Texts, their length (16 tokens) and the batch (8) are our own, since its data are not in its package.
@@ -28,12 +27,12 @@ MESHES = {
     "shard 2 x tensor 2": {"shard": 2, "tensor": 2},
     "shard 2 x tensor 2, sequence": {"shard": 2, "tensor": 2, "sequence": 1},
     "replicate 2 x tensor 2": {"replicate": 2, "shard": 1, "tensor": 2},
-    "replicate 2 x shard 2 x tensor 2": {"replicate": 2, "shard": 2, "tensor": 2},
     "pipeline 2": {"pipeline": 2},
     "pipeline 4": {"pipeline": 4},
     "pipeline 2 x shard 2": {"pipeline": 2, "shard": 2},
     "pipeline 2 x tensor 2": {"pipeline": 2, "tensor": 2},
     "pipeline 2 x tensor 2, sequence": {"pipeline": 2, "tensor": 2, "sequence": 1},
+    "replicate 2 x shard 2 x tensor 2": {"replicate": 2, "shard": 2, "tensor": 2},
     "pipeline 2 x shard 2 x tensor 2": {"pipeline": 2, "shard": 2, "tensor": 2},
 }
 SPEC = """

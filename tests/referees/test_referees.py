@@ -94,6 +94,9 @@ def test_tests_that_have_both_sides_are_started_once() -> None:
 def test_a_file_of_this_folder_is_found_and_the_wheel_of_torch_is_no_file() -> None:
     assert Path(Suite("hard_cases.py", (), ()).loader()).is_file()
     assert Suite("torch", (), ()).loader() == "torch"
+    assert (
+        Suite("horovod/test/parallel/test_torch.py", (), ()).loader().endswith("/horovod/test/parallel/test_torch.py")
+    )
 
 
 @pytest.mark.job
