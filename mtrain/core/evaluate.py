@@ -117,7 +117,7 @@ def outputs(
     pending: deque[tuple[HostBatch, list[Variation]]] = deque()
     # The session may prefetch micro batches before it returns the first one.
 
-    def varied_copies() -> Iterator[HostBatch]:
+    def vary_copies() -> Iterator[HostBatch]:
         for host in loader:
             copies = [] if augmented is None else augmented.varied(host)
             pending.append((host, [variation for _, variation in copies]))
@@ -126,7 +126,7 @@ def outputs(
     def infer(batch: Batch) -> Mapping[str, Array]:
         return session.infer(model, batch) if narrow is None else session.infer(model, batch, narrow=narrow)
 
-    batches = session.batches(varied_copies())
+    batches = session.batches(vary_copies())
     for batch in batches:
         output = infer(batch)
         host, variations = pending.popleft()

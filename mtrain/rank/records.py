@@ -15,7 +15,7 @@ from mtrain.core.state import streams
 from mtrain.core.state.digest import digest_of_stream
 from mtrain.rank import copying
 from mtrain.rank.spec import precision
-from mtrain.rank.spec.assembly import Assembly, unused_gpus
+from mtrain.rank.spec.assembly import Assembly, find_unused_gpus
 from mtrain.records import choosing
 from mtrain.records.live import LiveFigures
 from mtrain.records.reporter import Report
@@ -80,7 +80,7 @@ class TrainingRecords:
             resumed_from=text_of(resume),
             **fields,
         )
-        if unused := unused_gpus(self._spec, backend, self._session, os.environ):
+        if unused := find_unused_gpus(self._spec, backend, self._session, os.environ):
             self.report.event("warning", message=unused)
 
     def report_changes(self, spec: Spec, *, shards: int) -> None:
@@ -92,7 +92,7 @@ class TrainingRecords:
             return
         warnings = (
             precision.changed_since(self._saved.spec, spec),
-            changed_layers(self._saved.meta["extra"], shards),
+            compare_layers(self._saved.meta["extra"], shards),
         )
         for warning in filter(None, warnings):
             self.report.event("warning", message=warning)
@@ -208,11 +208,11 @@ def report_weights(report: Report, job: Assembly) -> None:
 
 def reporter(job: Assembly, run_folder: RunFolder, progress: Progress) -> Report:
     """Return the report of a job that goes on from ``progress``."""
-    run = reported_run(job.spec, run_folder, job.session.collective, start_update=progress.update)
+    run = describe_run(job.spec, run_folder, job.session.collective, start_update=progress.update)
     return report_of(job.resolved, run)
 
 
-def reported_run(spec: Any, run_folder: RunFolder, collective: Collective, *, start_update: int) -> ReportedRun:
+def describe_run(spec: Any, run_folder: RunFolder, collective: Collective, *, start_update: int) -> ReportedRun:
     """Return the facts about this rank's run that its reporters receive."""
     return ReportedRun(
         folder=run_folder.path,
@@ -244,7 +244,7 @@ RANDOM_SHARDS = "random_shards"
 """Key in ``extra`` of a checkpoint: number of parts of an update that draw random numbers of their own."""
 
 
-def changed_layers(extra: Mapping[str, Any] | None, shards: int) -> str:
+def compare_layers(extra: Mapping[str, Any] | None, shards: int) -> str:
     """Return a warning if a job draws other random numbers than the one that it continues; else an empty text.
 
     ``extra``: that of the checkpoint; None: the job starts anew. ``shards``: ranks times micro batches of this job.

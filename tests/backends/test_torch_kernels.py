@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from mtrain.backends._torch.batches import searched_while_few
+from mtrain.backends._torch.batches import search_while_few
 from mtrain.backends._torch.engine import of_one_rank
 from mtrain.core.interfaces import Rates
 from tests.backends.recipes import recipe
@@ -83,7 +83,7 @@ def test_the_search_for_algorithms_ends_where_shapes_keep_changing(monkeypatch: 
     def batches(*sides: int) -> list[dict[str, Any]]:
         return [{"images": np.zeros((2, side, side, 3)), "targets": np.zeros((side, 6))} for side in sides]
 
-    list(searched_while_few(batches(*[32, 64] * 10)))
+    list(search_while_few(batches(*[32, 64] * 10)))
     assert torch.backends.cudnn.benchmark
-    list(searched_while_few(batches(*range(32, 320, 32))))
+    list(search_while_few(batches(*range(32, 320, 32))))
     assert not torch.backends.cudnn.benchmark

@@ -4,7 +4,7 @@ import pytest
 from pydantic import ValidationError
 
 from mtrain.core.interfaces import Recipe
-from mtrain.core.network.recomputing import chosen_blocks, patterns
+from mtrain.core.network.recomputing import choose_blocks, patterns
 from mtrain.errors import SpecError
 from mtrain.spec import plugins
 from mtrain.spec.training import TrainSpec
@@ -17,14 +17,14 @@ def recipe(*found: str) -> Recipe:
 
 
 def test_the_outermost_submodules_that_a_pattern_finds_are_chosen() -> None:
-    assert chosen_blocks(NAMES, recipe("^stem$", "conv")) == ["stem", "stages.0.conv", "stages.1.conv"]
-    assert chosen_blocks(NAMES, recipe("conv", r"^stages\.1$")) == ["stages.0.conv", "stages.1"]
-    assert chosen_blocks(NAMES, recipe("")) == ["stem", "stages", "head"]
+    assert choose_blocks(NAMES, recipe("^stem$", "conv")) == ["stem", "stages.0.conv", "stages.1.conv"]
+    assert choose_blocks(NAMES, recipe("conv", r"^stages\.1$")) == ["stages.0.conv", "stages.1"]
+    assert choose_blocks(NAMES, recipe("")) == ["stem", "stages", "head"]
 
 
 def test_a_pattern_that_finds_nothing_is_refused_with_names_that_there_are() -> None:
     with pytest.raises(SpecError, match="'neck' is found in no submodule's name; they are like stem, stages, "):
-        chosen_blocks(NAMES, recipe("stem", "neck"))
+        choose_blocks(NAMES, recipe("stem", "neck"))
 
 
 def test_true_takes_the_blocks_that_a_model_names_and_is_refused_where_it_names_none() -> None:

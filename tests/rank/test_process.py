@@ -16,7 +16,7 @@ from mtrain.core.checkpoint.store import Checkpoints, progress_of
 from mtrain.core.interfaces import Progress, State
 from mtrain.errors import Interrupted, ScriptError, UsageError
 from mtrain.rank import process, script_mode
-from mtrain.rank.records import RANDOM_SHARDS, changed_layers
+from mtrain.rank.records import RANDOM_SHARDS, compare_layers
 from mtrain.rank.script import job
 from mtrain.rank.script.job import PLAIN_PYTHON, RUNNING, running
 from mtrain.rank.spec.assembly import _left_by
@@ -200,5 +200,5 @@ def test_a_session_in_a_thread_of_its_own_is_refused_in_a_rank(monkeypatch):
     ("extra", "is_told"), [(None, False), ({}, False), ({RANDOM_SHARDS: 4}, False), ({RANDOM_SHARDS: 3}, True)]
 )
 def test_other_random_numbers_than_before_are_told_when_a_job_goes_on(extra, is_told):
-    told = changed_layers(extra, 4)
+    told = compare_layers(extra, 4)
     assert bool(told) == ("in 3 parts" in told) == is_told

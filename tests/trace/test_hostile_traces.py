@@ -244,7 +244,7 @@ def test_a_trace_is_its_owners_alone_and_holds_no_secret_of_the_command_line(
     assert {path.stat().st_mode & 0o777 for path in folder.iterdir()} == {0o600}
     shown = json.loads((folder / recorder.PROCESS).read_text())["command"]
     assert shown == ["train.py", "--api-key", "***", "--lr", "0.1", "--token=***", "***", "***"]
-    assert masking.masked_words(["--secret", "--lr", "1"]) == ["--secret", "--lr", "1"]
+    assert masking.mask_words(["--secret", "--lr", "1"]) == ["--secret", "--lr", "1"]
 
 
 def test_nothing_but_the_door_opens_or_prints_what_a_trace_holds() -> None:

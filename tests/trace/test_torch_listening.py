@@ -67,7 +67,7 @@ def test_parts_of_a_flat_partition_lie_where_the_tables_of_the_engine_say() -> N
 
     whole = SimpleNamespace(param_group_index=0, hp_fragment_address=piece(7, 3), lp_fragment_address=piece(5, 3))
     named = [("held", SimpleNamespace(_hp_mapping=whole)), ("on another rank", SimpleNamespace(_hp_mapping=None))]
-    assert list(torch_deepspeed._placed_by_mapping(named)) == [(0, torch_arrays.Segment("held", 7, 3, 5))]
+    assert list(torch_deepspeed._place_by_mapping(named)) == [(0, torch_arrays.Segment("held", 7, 3, 5))]
 
 
 def test_steps_of_an_engine_that_is_being_made_are_none_of_the_training() -> None:

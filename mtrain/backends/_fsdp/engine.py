@@ -114,7 +114,7 @@ class FsdpEngine(SplitEngine):
             exchange = self._split_parts(model, self._layout, self._spread, recipe)
         whole_states.refuse(model, lambda weight, x: isinstance(weight, DTensor) and not isinstance(x, DTensor))
         self._prepared.append(model)
-        gather_in_methods(model, partial(_gathered, model))
+        gather_in_methods(model, partial(_gather_whole, model))
         return model, exchange
 
     def _split_parts(
@@ -277,7 +277,7 @@ class FsdpExchange:
 
 
 @contextmanager
-def _gathered(model: nn.Module) -> Iterator[None]:
+def _gather_whole(model: nn.Module) -> Iterator[None]:
     """Return a context in which all weights are whole at first; a layer that is called drops its own afterwards."""
     units = [module for module in model.modules() if isinstance(module, FSDPModule)]
     for unit in units:

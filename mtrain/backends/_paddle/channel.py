@@ -202,7 +202,7 @@ def _accept(address: Address, key: bytes, *, rank: int, size: int, limit: float)
             except TimeoutError as error:
                 missing = ", ".join(str(rank) for rank in range(1, size) if rank not in peers)
                 raise PeerLost(f"ranks {missing} did not come to {where} in time; their logs say why") from error
-            identified = _authenticated_rank(connection, key, size)
+            identified = _authenticate_rank(connection, key, size)
             if identified is None or identified[0] in peers:
                 connection.close()
             else:
@@ -210,7 +210,7 @@ def _accept(address: Address, key: bytes, *, rank: int, size: int, limit: float)
     return peers
 
 
-def _authenticated_rank(connection: "Connection[bytes, bytes]", key: bytes, size: int) -> tuple[int, Peer] | None:
+def _authenticate_rank(connection: "Connection[bytes, bytes]", key: bytes, size: int) -> tuple[int, Peer] | None:
     """Run rank 0's side of the handshake; return (rank, peer), or None if the other end is no rank of this job."""
     end = End(key, "leads")
     try:
@@ -233,7 +233,7 @@ def _reach(address: Address, key: bytes, *, rank: int, size: int, limit: float) 
         try:
             connection = _connection(socket.create_connection(address, timeout=HELLO_S))
             try:
-                return {0: _authenticated_root(connection, key, rank=rank, limit=limit)}
+                return {0: _authenticate_root(connection, key, rank=rank, limit=limit)}
             except BaseException:
                 connection.close()
                 raise
@@ -245,7 +245,7 @@ def _reach(address: Address, key: bytes, *, rank: int, size: int, limit: float) 
             sleep(RETRY_S)
 
 
-def _authenticated_root(connection: "Connection[bytes, bytes]", key: bytes, *, rank: int, limit: float) -> Peer:
+def _authenticate_root(connection: "Connection[bytes, bytes]", key: bytes, *, rank: int, limit: float) -> Peer:
     """Run the other ranks' side of the handshake: identify this rank, and verify that rank 0 of this job answers."""
 
     def read() -> str:

@@ -12,7 +12,7 @@ from mtrain.backends._paddle import state
 from mtrain.backends._paddle.collective import PaddleCollective
 from mtrain.backends._paddle.nn import Conv2d, Linear
 from mtrain.core.interfaces import Array, Recipe
-from mtrain.core.network.quantising import RANGE, Quantised, Ranges, chosen_layers
+from mtrain.core.network.quantising import RANGE, Quantised, Ranges, choose_layers
 from mtrain.core.overriding import override
 
 
@@ -40,12 +40,12 @@ def attach(model: Layer, recipe: Recipe) -> None:
     """Make the layers that ``recipe`` chooses round, and give each a buffer for its range.
 
     Raises:
-        SpecError: See ``chosen_layers``.
+        SpecError: See ``choose_layers``.
     """
     if recipe.quantise is None:
         return
     layers = {name: module for name, module in model.named_sublayers(include_self=True) if type(module) in KINDS}
-    for name in chosen_layers(layers, recipe):
+    for name in choose_layers(layers, recipe):
         layer = layers[name]
         cast(Any, layer).__class__ = KINDS[type(layer)]
         layer.register_buffer(RANGE, paddle.zeros([2]))

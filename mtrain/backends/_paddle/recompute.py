@@ -10,17 +10,17 @@ from paddle.nn import Layer
 
 from mtrain.backends._paddle import paddle2_compatibility
 from mtrain.core.interfaces import Recipe
-from mtrain.core.network.recomputing import Block, Pass, chosen_blocks
+from mtrain.core.network.recomputing import Block, Pass, choose_blocks
 
 
 def attach(model: Layer, recipe: Recipe) -> None:
     """Make the blocks that ``recipe`` chooses recompute.
 
     Raises:
-        SpecError: See ``chosen_blocks``.
+        SpecError: See ``choose_blocks``.
     """
     layers = dict(model.named_sublayers(include_self=True))
-    for name in chosen_blocks(layers, recipe) if recipe.recompute else ():
+    for name in choose_blocks(layers, recipe) if recipe.recompute else ():
         cast(Any, layers[name]).forward = _Forward(layers[name])
 
 

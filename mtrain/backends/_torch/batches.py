@@ -88,14 +88,14 @@ def on_cuda(loader: Iterable[HostBatch], device: torch.device) -> Iterator[Devic
 
 def upload(loader: Iterable[HostBatch], device: torch.device) -> Iterator[DeviceBatch]:
     """Yield micro batches on ``device``, prefetched on CUDA."""
-    return on_cuda(searched_while_few(loader), device) if device.type == "cuda" else on_host(loader)
+    return on_cuda(search_while_few(loader), device) if device.type == "cuda" else on_host(loader)
 
 
 _FEW = 4
 """Shapes of images that training and evaluation of one size have, with some to spare."""
 
 
-def searched_while_few(loader: Iterable[HostBatch]) -> Iterator[HostBatch]:
+def search_while_few(loader: Iterable[HostBatch]) -> Iterator[HostBatch]:
     """Yield the micro batches, and stop cuDNN's search for the fastest algorithm where shapes of images keep changing.
 
     cuDNN tries all algorithms for each new shape, which takes longer than they save where sizes change all the time, as in

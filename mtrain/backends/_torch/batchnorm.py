@@ -53,7 +53,7 @@ class _Normalize(torch.autograd.Function):
         mean_C, var_C = _statistics(x_BCHW)
         total = mean_C.new_tensor(x_BCHW.numel() // x_BCHW.shape[1])
         if collective.size > 1:
-            mean_C, var_C, total = merged_over_ranks(mean_C, var_C, total, collective)
+            mean_C, var_C, total = merge_over_ranks(mean_C, var_C, total, collective)
         inverse_C = torch.rsqrt(var_C + eps)
         compute_dtype = torch.promote_types(x_BCHW.dtype, torch.float32)
         y = F.batch_norm(
@@ -88,7 +88,7 @@ class _Normalize(torch.autograd.Function):
         return dx_BCHW.to(x_BCHW.dtype), grad_weight, grad_bias, None, None
 
 
-def merged_over_ranks(
+def merge_over_ranks(
     mean_C: Tensor, var_C: Tensor, count: Tensor, collective: TorchCollective
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Merge each rank's mean, variance and pixel count into those over all ranks; every rank must call."""

@@ -66,10 +66,10 @@ class BatchNorm2d(torch.nn.BatchNorm2d):
     def forward(self, input: Tensor) -> Tensor:
         if self.training and self.kernels and kernels.fit(input, self.weight):
             return self.normalize_batch(input)
-        output = self._normalized_by_torch(input)
+        output = self._normalize_by_torch(input)
         return F.silu(output) if self.silu else output
 
-    def _normalized_by_torch(self, input: Tensor) -> Tensor:
+    def _normalize_by_torch(self, input: Tensor) -> Tensor:
         """Normalise without SiLU, by torch's kernels."""
         if self.training and batchnorm.needs_blocks(input):
             return self.follow_statistics(*batchnorm.normalize(input, self.weight, self.bias, eps=self.eps))
@@ -97,7 +97,7 @@ class BatchNorm2d(torch.nn.BatchNorm2d):
                     eps=eps,
                     silu=self.silu,
                     collective=collective,
-                    merge=batchnorm.merged_over_ranks,
+                    merge=batchnorm.merge_over_ranks,
                 )
             )
         output = self.follow_statistics(*batchnorm.normalize(input, weight, bias, eps=eps, collective=collective))

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from mtrain.backends._torch import internals, state
 from mtrain.backends._torch.collective import TorchCollective
 from mtrain.core.interfaces import Array, Recipe
-from mtrain.core.network.quantising import RANGE, Quantised, Ranges, chosen_layers
+from mtrain.core.network.quantising import RANGE, Quantised, Ranges, choose_layers
 from mtrain.core.overriding import override
 
 Arrangement: TypeAlias = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
@@ -43,12 +43,12 @@ def attach(model: nn.Module, recipe: Recipe) -> None:
     """Make the layers that ``recipe`` chooses round, and give each a buffer for its range.
 
     Raises:
-        SpecError: See ``chosen_layers``.
+        SpecError: See ``choose_layers``.
     """
     if recipe.quantise is None:
         return
     layers = {name: module for name, module in model.named_modules() if type(module) in KINDS}
-    for name in chosen_layers(layers, recipe):
+    for name in choose_layers(layers, recipe):
         layer = layers[name]
         cast(Any, layer).__class__ = KINDS[type(layer)]
         layer.register_buffer(RANGE, torch.zeros(2))

@@ -8,17 +8,17 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from mtrain.core.interfaces import Recipe
-from mtrain.core.network.recomputing import Block, Pass, chosen_blocks
+from mtrain.core.network.recomputing import Block, Pass, choose_blocks
 
 
 def attach(model: nn.Module, recipe: Recipe) -> None:
     """Make the blocks that ``recipe`` chooses recompute.
 
     Raises:
-        SpecError: See ``chosen_blocks``.
+        SpecError: See ``choose_blocks``.
     """
     modules = dict(model.named_modules())
-    for name in chosen_blocks(modules, recipe) if recipe.recompute else ():
+    for name in choose_blocks(modules, recipe) if recipe.recompute else ():
         cast(Any, modules[name]).forward = _Forward(modules[name])
 
 

@@ -33,7 +33,7 @@ def is_range(name: str) -> bool:
     return name.rpartition(".")[2] == RANGE
 
 
-def trained_ranges(weights: Mapping[str, Array]) -> dict[str, tuple[float, float]]:
+def find_ranges(weights: Mapping[str, Array]) -> dict[str, tuple[float, float]]:
     """Return the ranges that are set among the entries of a model's state, by the name of the layer."""
     ranges = {name.removesuffix(f".{RANGE}"): array for name, array in weights.items() if is_range(name)}
     return {name: (float(array[0]), float(array[1])) for name, array in ranges.items() if array[1] > array[0]}
@@ -64,7 +64,7 @@ class Quantised:
         smallest, largest = self.input_range[0], self.input_range[1]
         scale = (largest - smallest) / INPUT_LEVELS
         rounded_x = ops.fake_quantise(x, scale, ops.round(-smallest / scale), low=0, high=INPUT_LEVELS)
-        return rounded_x, rounded_weight(weight)
+        return rounded_x, round_weight(weight)
 
     def _look(self, x: Tensor) -> None:
         # The smallest is negated, so that one maximum over passes and ranks serves both bounds.
@@ -73,7 +73,7 @@ class Quantised:
         self.seen.append(ops.astype(bounds, ops.dtype(self.input_range)))
 
 
-def rounded_weight(weight: Tensor) -> Tensor:
+def round_weight(weight: Tensor) -> Tensor:
     """Round a weight (out, ...) per output channel to 255 values around 0."""
     values = ops.detach(weight)
     largest = ops.max(ops.abs(values), axis=tuple(range(1, len(ops.shape(values)))), keepdims=True)
@@ -82,7 +82,7 @@ def rounded_weight(weight: Tensor) -> Tensor:
     return ops.fake_quantise(weight, scale, ops.zeros((), like=scale), low=-WEIGHT_LIMIT, high=WEIGHT_LIMIT)
 
 
-def chosen_layers(names: Iterable[str], recipe: Recipe) -> set[str]:
+def choose_layers(names: Iterable[str], recipe: Recipe) -> set[str]:
     """Return those of the layers ``names``, all that can be rounded, that ``recipe`` rounds.
 
     Raises:
@@ -169,13 +169,13 @@ class Ranges:
         for name, new, old in zip(buffers, seen, both[len(parts) :], strict=True):
             # Still infinite: no pass of any rank has reached this layer in the update.
             if np.isfinite(new).all():
-                moved[name] = moved_range(old, new)
+                moved[name] = move_range(old, new)
         self.fill({name: buffers[name] for name in moved}, moved)
         for name, values in moved.items():
             self.layers[name].rounding = bool(values[1] > values[0])
 
 
-def moved_range(old: Array, seen: Array) -> Array:
+def move_range(old: Array, seen: Array) -> Array:
     """Return the range [smallest, largest] after an update that saw ``seen``, [-smallest, largest]; 0 is inside."""
     new = np.array([-max(seen[0], 0), max(seen[1], 0)], dtype=old.dtype)
     # An unset range takes the first one whole: averaged with zeros it would cut values off for long.

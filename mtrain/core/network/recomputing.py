@@ -28,7 +28,7 @@ COLLECTIVE = "collective"
 """Attribute by which a layer whose statistics are over all ranks reaches the others."""
 
 
-def chosen_blocks(names: Iterable[str], recipe: Recipe) -> list[str]:
+def choose_blocks(names: Iterable[str], recipe: Recipe) -> list[str]:
     """Return those of a model's submodules ``names`` that ``recipe`` recomputes: the outermost that a pattern finds.
 
     Raises:

@@ -15,7 +15,7 @@ from mtrain.core.record_files import json_text
 from mtrain.errors import UsageError
 from mtrain.jobs.plan.plan import Plan
 from mtrain.jobs.resume import choices
-from mtrain.rank.script.settings import described_script
+from mtrain.rank.script.settings import describe_script
 from mtrain.spec import config, outputs
 from mtrain.spec.yaml_reader import dump
 from mtrain.system import environment, runfolder
@@ -73,7 +73,7 @@ def _spec_texts(loaded: "Loaded", run: RunFolder) -> dict[Path, str]:
     """Return the text of the files that hold the spec and the environment of the command: path -> text."""
     environ = environment.redact(environment.clean(environment.caller()))
     argv = environment.redacted_words(sys.argv)
-    values = loaded.values if loaded.script is None else described_script(loaded.values)
+    values = loaded.values if loaded.script is None else describe_script(loaded.values)
     return {
         run.spec_json: config.resolved_json(loaded.spec) if loaded.script is None else json_text(values),
         run.spec_yml: dump(values),

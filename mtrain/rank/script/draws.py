@@ -45,7 +45,7 @@ class OwnDraws:
             torch.cuda.set_rng_state(state["cuda"])
 
     @contextmanager
-    def undisturbed(self) -> Iterator[None]:
+    def keep_draws(self) -> Iterator[None]:
         """Return a context after which the generators are where they were before it."""
         before = self.state_dict()
         try:

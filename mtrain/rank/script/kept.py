@@ -114,13 +114,13 @@ class KeptObjects:
                 )
         for name in first:
             if name in self._rows:
-                states[name] = self._joined(name, states[name])
+                states[name] = self._join_ranks(name, states[name])
             elif any(digests.get(name, first[name]) != first[name] for digests in others):
                 self._tell_own(name)
                 states[name] = {RANKS: gather_on_first(self._collective, states.get(name))}
         return states
 
-    def _joined(self, name: str, state: Any) -> Any:
+    def _join_ranks(self, name: str, state: Any) -> Any:
         """Return a state with the rows of all ranks, in the order of the global batch; every rank must call."""
         axis, shares = self._rows[name]
         parts = gather_on_first(self._collective, state)

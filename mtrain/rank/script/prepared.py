@@ -147,9 +147,9 @@ class Prepared:
             self._nudge(model, native)
         return entry
 
-    def undisturbed(self) -> AbstractContextManager[None]:
+    def keep_draws(self) -> AbstractContextManager[None]:
         """Return a context in which random numbers are drawn beside those of the script."""
-        return nullcontext() if self.draws is None else self.draws.undisturbed()
+        return nullcontext() if self.draws is None else self.draws.keep_draws()
 
     def _nudge(self, model: Any, optimizer: Optimizer) -> None:
         """Move every trained weight by one unit in its last place; every rank must call."""

@@ -14,11 +14,11 @@ from mtrain.core.record_files import RESULTS
 from mtrain.core.samples import resumed_samples
 from mtrain.errors import ScriptError
 from mtrain.rank import copying
-from mtrain.rank.records import RANDOM_SHARDS, TrainingRecords, report_of, reported_run
+from mtrain.rank.records import RANDOM_SHARDS, TrainingRecords, describe_run, report_of
 from mtrain.rank.script import pictures
 from mtrain.rank.script.job import RankJob, digest_of
 from mtrain.rank.script.kept import KeptObjects, as_plain, from_plain
-from mtrain.rank.script.settings import described_script
+from mtrain.rank.script.settings import describe_script
 from mtrain.records.adapted import of_objects
 from mtrain.records.reporter import Report
 from mtrain.spec.disclosure import without_places
@@ -63,7 +63,7 @@ class ScriptRecords:
     def _report(self, reporters: Sequence[Any]) -> Report:
         """Return the report of this rank, with the display of its process and the script's own ``reporters``."""
         saved, job = self._saved, self._job
-        run = reported_run(
+        run = describe_run(
             job.spec,
             job.run_folder,
             self._rank.collective,
@@ -146,7 +146,7 @@ class ScriptRecords:
             "results": {"best": self._best, "last": self._last},
             **self.further,
         }
-        content = {"spec": described_script(without_places(spec.model_dump(mode="json"))), "extra": extra}
+        content = {"spec": describe_script(without_places(spec.model_dump(mode="json"))), "extra": extra}
         names, self._names = self._names, []
         self.training.save(state, progress, score=score, why=why, content=content, names=names)
 

@@ -321,7 +321,7 @@ class Session:
         changes = given.changes(epochs=epochs, updates=updates, outside_paths=self._job.outside_paths)
         spec = self._prepared.change(changes, call="session.batches")
         check_loop(spec, shares, divides=given.divides)
-        with self._prepared.undisturbed():  # samples are read to check them
+        with self._prepared.keep_draws():  # samples are read to check them
             reading = given.open(spec, shares, self._rank.capabilities.seed)
         loop = self._start(reading)
         return loop if self._nested is None else self._nested.start(loop, reading, dataset)
@@ -495,7 +495,7 @@ class Session:
         join = collate or trees.collate
 
         def batch_of(indices: Sequence[int]) -> Any:
-            with self._prepared.undisturbed():
+            with self._prepared.keep_draws():
                 return join([seeded_sample(dataset, index, (seed, index), seed_framework) for index in indices])
 
         micro_batch = batch_size or read.batch or self._prepared.micro_batch

@@ -26,7 +26,7 @@ def plain_values() -> tuple[dict[str, Any], set[str | None]]:
     return values, {origin.file for origin in loaded.provenance.values()}
 
 
-def described_script(values: Mapping[str, Any]) -> dict[str, Any]:
+def describe_script(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return a spec as files of a script's run hold it: without the model and data set of the defaults, which it does not use."""
     data = {key: value for key, value in (values.get("data") or {}).items() if key != "format"}
     return {**{key: value for key, value in values.items() if key != "model"}, "data": data}

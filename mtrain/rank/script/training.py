@@ -69,7 +69,7 @@ class Training:
         self.loop = ScriptLoop(
             Loop(job, self._cadences(), self._hooks(), progress),
             differs=reading.differs,
-            undisturbed=prepared.undisturbed,
+            undisturbed=prepared.keep_draws,
         )
         if prepared.draws is not None:
             prepared.records.kept.keep("random numbers of the script", prepared.draws)

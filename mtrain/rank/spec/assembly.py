@@ -179,7 +179,7 @@ def check_device(spec: Spec, backend: Backend, session: RankSession) -> None:
         )
 
 
-def unused_gpus(spec: Spec, backend: Backend, session: RankSession, environ: Mapping[str, str]) -> str:
+def find_unused_gpus(spec: Spec, backend: Backend, session: RankSession, environ: Mapping[str, str]) -> str:
     """Return a warning if a rank computes on the CPU of a host with GPUs without being asked to; else an empty text."""
     count = placement.count_devices(environ)
     if not count or spec.backend.options.get("device", "auto") != "auto" or session.device != "cpu":

@@ -79,7 +79,7 @@ def _run(options: argparse.Namespace) -> int | None:
         program = forked.program(name, words) if pays else None
         if program is None and is_script and not ranks.end_requested:
             return None
-        with _hosted_store(options) if is_script else nullcontext(None) as host:
+        with _host_store(options) if is_script else nullcontext(None) as host:
             for rank in range(options.nproc_per_node):
                 variables = _variables(rank, options, has_store=host is not None)
                 if program is None:
@@ -93,7 +93,7 @@ def _run(options: argparse.Namespace) -> int | None:
 
 
 @contextmanager
-def _hosted_store(options: argparse.Namespace) -> Iterator[Callable[[], None] | None]:
+def _host_store(options: argparse.Namespace) -> Iterator[Callable[[], None] | None]:
     """Bind the address at which a script's ranks meet; yield a function that begins to host their store there.
 
     It has to be called after the ranks were copied, because the store has a thread. None: it is no address of this machine.

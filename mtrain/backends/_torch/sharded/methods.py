@@ -49,7 +49,7 @@ def gather_in_methods(model: nn.Module, gathered: Callable[[], AbstractContextMa
                 with gathered():
                     return method(*arguments, **words)
 
-            with _replaced(model, forward) as restore:
+            with _replace_forward(model, forward) as restore:
                 return model(*arguments, **words)
 
         return call
@@ -59,7 +59,7 @@ def gather_in_methods(model: nn.Module, gathered: Callable[[], AbstractContextMa
 
 
 @contextmanager
-def _replaced(model: nn.Module, forward: Callable[..., Any]) -> Iterator[Callable[[], None]]:
+def _replace_forward(model: nn.Module, forward: Callable[..., Any]) -> Iterator[Callable[[], None]]:
     """Replace ``model.forward``; yield a function that puts it back, as the method may call the model itself."""
     own: dict[str, Any] = {
         name: model.__dict__[name] for name in ("forward", internals.COMPILED_CALL) if name in model.__dict__

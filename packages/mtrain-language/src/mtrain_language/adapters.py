@@ -145,7 +145,7 @@ def _quiet() -> Iterator[None]:
         yield
 
 
-def adapted_layers(names: Sequence[str]) -> list[str]:
+def list_adapted_layers(names: Sequence[str]) -> list[str]:
     """Return the layers whose adapters have the arrays ``names``, sorted."""
     return sorted({name.partition(_INSIDE)[0] for name in names})
 
@@ -167,7 +167,7 @@ def write_config(
         base: The folder of the model whose layers are adapted.
         model_config: The configuration of that model, as transformers has it.
     """
-    layers = adapted_layers(list(arrays))
+    layers = list_adapted_layers(list(arrays))
     config = _config(
         options,
         base_model_name_or_path=str(base),

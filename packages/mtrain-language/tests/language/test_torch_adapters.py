@@ -103,7 +103,7 @@ def test_new_adapters_change_nothing(base: Path) -> None:
 def test_targets_choose_layers(base: Path, targets: Any, layers: set[str]) -> None:
     names = list(built(plugin_of(base, {"targets": targets})).state_dict())
     expected = {f"transformer.h.{block}.{layer}" for block in (0, 1) for layer in layers}
-    assert set(adapters.adapted_layers(names)) == expected
+    assert set(adapters.list_adapted_layers(names)) == expected
 
 
 def test_an_unknown_target_is_named_with_those_that_exist(base: Path) -> None:

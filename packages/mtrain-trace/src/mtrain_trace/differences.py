@@ -241,7 +241,7 @@ def _gap_of_state(a: Trace, b: Trace, pairs: list[tuple[Update, Update]], part: 
             curve.append(math.nan)
             continue
         bits.append(mine.digest != other.digest)
-        curve.append(apart(mine, other) if begin is None else _moved_apart(mine, other, begin))
+        curve.append(apart(mine, other) if begin is None else _measure_apart(mine, other, begin))
     if part == WEIGHTS and begin is None:
         curve = [math.nan] * len(pairs)
     return Gap(_first(bits), np.array(curve, dtype=float))
@@ -252,7 +252,7 @@ def without_variances(rows: dict[str, ArrayRow]) -> dict[str, ArrayRow]:
     return {name: row for name, row in rows.items() if not name.endswith("running_var")}
 
 
-def _moved_apart(mine: ArrayRow, other: ArrayRow, begin: ArrayRow) -> float:
+def _measure_apart(mine: ArrayRow, other: ArrayRow, begin: ArrayRow) -> float:
     """Return the distance of arrays relative to the way that they have gone since the start."""
     if mine.digest == other.digest:
         return 0.0

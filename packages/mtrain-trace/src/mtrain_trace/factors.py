@@ -66,7 +66,7 @@ def _origin_words(front: str, factor: float, comparison: Comparison, theirs: Upd
         if factor > 1:
             return f"{front}, as many times as there are ranks: summed over ranks and not averaged, or multiplied by their number"
         return f"{front}, one part for each rank: averaged twice, or divided by the ranks besides"
-    if product := steps.named_factor(size, max(ranks, default=1), max(passes, default=1)):
+    if product := steps.name_factor(size, max(ranks, default=1), max(passes, default=1)):
         return f"{front}, {product}: summed where the mean is meant, or divided once too often"
     if what == "loss":
         return f"{front}: another reduction (sum or mean), or a weight of the loss"

@@ -35,7 +35,7 @@ def _causes(comparison: Comparison, parting: Parting, ours: Update, theirs: Upda
     if sentences:
         return sentences
     # The order is from the certain to the likely: each rule assumes that those above it do not hold.
-    if known := _find_unused(parting, ours, theirs) or _clipped_early(ours, theirs):
+    if known := _find_unused(parting, ours, theirs) or _explain_early_clip(ours, theirs):
         return [known]
     place = parting.place or 0
     if missing := set(ours.arrays.get("gradients", {})) ^ set(theirs.arrays.get("gradients", {})):
@@ -48,7 +48,7 @@ def _causes(comparison: Comparison, parting: Parting, ours: Update, theirs: Upda
         ]
     if "gradients" not in ours.parts or "gradients" not in theirs.parts:
         return [_norms(comparison, ours, theirs)]
-    if scaled := _clipped_while_scaled(ours, theirs):
+    if scaled := _explain_clip_while_scaled(ours, theirs):
         return [scaled]
     factor = factors.factor_of(factors.before_clipping(ours), factors.before_clipping(theirs))
     # Whole factors are numbers of ranks or passes; others are told as they are.
@@ -76,7 +76,7 @@ def _find_unused(parting: Parting, ours: Update, theirs: Update) -> str:
     )
 
 
-def _clipped_early(ours: Update, theirs: Update) -> str:
+def _explain_early_clip(ours: Update, theirs: Update) -> str:
     """Name clipping before the backward passes whose gradient it is meant for; empty where there is none."""
     for side, clip, other, update in (("B", theirs.clip, ours.clip, theirs), ("A", ours.clip, theirs.clip, ours)):
         is_early = clip and (clip.get("early") or (clip["before"] == 0 and (update.norm or 0) > 0))
@@ -152,7 +152,7 @@ def _compare_clipping(theirs: Update, ours: Update) -> str | None:
     return None
 
 
-def _clipped_while_scaled(ours: Update, theirs: Update) -> str:
+def _explain_clip_while_scaled(ours: Update, theirs: Update) -> str:
     """Name clipping of gradients that a scaler has multiplied: less is left of them by just that factor; else nothing."""
     mine, other = ours.clip, theirs.clip
     if not mine or not other or not mine["before"] or not other["limit"] or theirs.norm is None:

@@ -221,10 +221,10 @@ def _random_numbers(comparison: Comparison, ours: Update, theirs: Update) -> lis
     rates = [trace.processes[0].get("dropout_rates") for trace in (comparison.a, comparison.b)]
     if None not in rates and rates[0] != rates[1]:
         return [f"dropout leaves out other shares (p {rates[0]} in A, {rates[1]} in B)"]
-    divided = _divided_otherwise(comparison, ours, theirs)
+    divided = _explain_division(comparison, ours, theirs)
     seeds = [update.seeds[0] if update.seeds else None for update in (ours, theirs)]
     if divided and (None in seeds or seeds[0] == seeds[1]):
-        return [_drawn_otherwise(divided, seeds[0], ours, theirs)]
+        return [_explain_draws(divided, seeds[0], ours, theirs)]
     if divided:
         return [
             f"the model has dropout, and its random numbers begin with another seed (of the first rank {seeds[0]} in A, {seeds[1]} in B); "
@@ -237,7 +237,7 @@ def _random_numbers(comparison: Comparison, ours: Update, theirs: Update) -> lis
     return []
 
 
-def _divided_otherwise(comparison: Comparison, ours: Update, theirs: Update) -> str:
+def _explain_division(comparison: Comparison, ours: Update, theirs: Update) -> str:
     """Say over how many ranks or passes an update is divided, where A and B differ in that; empty where they do not."""
     counts = []
     for trace, update in ((comparison.a, ours), (comparison.b, theirs)):
@@ -251,7 +251,7 @@ def _divided_otherwise(comparison: Comparison, ours: Update, theirs: Update) -> 
     return f"{rows}on {counts[0][2]} in A and on {counts[1][2]} in B"
 
 
-def _drawn_otherwise(divided: str, seed: int | None, ours: Update, theirs: Update) -> str:
+def _explain_draws(divided: str, seed: int | None, ours: Update, theirs: Update) -> str:
     """Say that dropout leaves out other elements because an update is divided otherwise, which is no mistake."""
     begun = "" if seed is None else f" although the first rank of both begins with the seed {seed}"
     words = (

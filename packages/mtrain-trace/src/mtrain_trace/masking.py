@@ -22,7 +22,7 @@ PASSWORD_IN_URL = re.compile(r"://\S*@")
 MASK = "***"
 
 
-def masked_words(words: Sequence[str]) -> list[str]:
+def mask_words(words: Sequence[str]) -> list[str]:
     """Return a command line without values that are probably secret, such as that of ``--api-key``."""
     shown: list[str] = []
     for word in words:

@@ -172,7 +172,7 @@ def facts_of_process() -> dict[str, Any]:
         "ranks": ranks,
         "host": socket.gethostname(),
         "pid": os.getpid(),
-        "command": masking.masked_words(sys.argv),
+        "command": masking.mask_words(sys.argv),
         "python": sys.version.split()[0],
         "stacks": [name for name in STACKS if name in sys.modules],
     }

@@ -194,7 +194,7 @@ def _explain_length(step: UpdateStep, change: float) -> str:
     front = "loss and gradient norm are the same, the gradient that is applied is not"
     if clipped := _other_clip(step, factor):
         return f"{front}: it {clipped}"
-    reason = named_factor(factor, step.b.ranks, step.b.updates[step.place].micro_batches)
+    reason = name_factor(factor, step.b.ranks, step.b.updates[step.place].micro_batches)
     momentum = 1 - factor * step.share
     if not reason and not step.is_plain and step.is_first and 0 <= momentum < 1:
         reason = f"as with a momentum of {momentum:.3g} instead of {step.momentum:.3g}"
@@ -269,7 +269,7 @@ def _ahead(step: UpdateStep, weight: str) -> Any:
 
 def _reason_of_length(step: UpdateStep, factor: float) -> str:
     """Explain a step that is ``factor`` times as long. In the first one nesterov's ``1 + momentum`` acts like the rate."""
-    if known := named_factor(factor, step.b.ranks, step.b.updates[step.place].micro_batches):
+    if known := name_factor(factor, step.b.ranks, step.b.updates[step.place].micro_batches):
         return f", {known}: look at the learning rate"
     momentum = factor * (1 + step.momentum) - 1
     if step.is_first and step.ours.rates[-1].get("nesterov") and 0 <= momentum < 1:
@@ -291,7 +291,7 @@ def average(step: UpdateStep) -> str:
     return f"weights are the same, their average is not: it keeps {keep + times:.3g} of itself per update, {keep:.3g} was asked for"
 
 
-def named_factor(factor: float, ranks: int, passes: int) -> str:
+def name_factor(factor: float, ranks: int, passes: int) -> str:
     """Return a possible origin of a factor among the numbers of ranks and micro batches; empty if none is known."""
     origins = {
         ranks * passes: f"ranks x micro batches per update ({ranks} x {passes})",

@@ -125,9 +125,9 @@ def _holding(engine: Any) -> Holding | None:
         flats, placed = list(optimizer.fp32_partitioned_groups_flat), list(_placed_of_stage_3(optimizer, named))
     elif any(hasattr(parameter, "_hp_mapping") for _, parameter in named):
         flats = next(list(getattr(optimizer, key)) for key in FLAT_GROUPS if hasattr(optimizer, key))
-        placed = list(_placed_by_mapping(named))
+        placed = list(_place_by_mapping(named))
     elif hasattr(optimizer, "fp32_groups_flat"):
-        flats, placed = list(optimizer.fp32_groups_flat), list(_placed_in_copies(optimizer, named))
+        flats, placed = list(optimizer.fp32_groups_flat), list(_place_in_copies(optimizer, named))
     elif hasattr(optimizer, "fp32_groups"):
         return _holding_of_copies(optimizer, named)
     else:
@@ -167,7 +167,7 @@ def _placed_of_stage_3(optimizer: Any, named: list[tuple[str, Any]]) -> Placed:
             yield group, Segment(name, begin, count, start)
 
 
-def _placed_by_mapping(named: list[tuple[str, Any]]) -> Placed:
+def _place_by_mapping(named: list[tuple[str, Any]]) -> Placed:
     for name, parameter in named:
         mapping = getattr(parameter, "_hp_mapping", None)
         if mapping is not None:
@@ -175,7 +175,7 @@ def _placed_by_mapping(named: list[tuple[str, Any]]) -> Placed:
             yield mapping.param_group_index, Segment(name, flat.start, flat.numel, whole.start)
 
 
-def _placed_in_copies(optimizer: Any, named: list[tuple[str, Any]]) -> Placed:
+def _place_in_copies(optimizer: Any, named: list[tuple[str, Any]]) -> Placed:
     names = {id(parameter): name for name, parameter in named}
     for number, group in enumerate(optimizer.fp16_groups):
         begin = 0

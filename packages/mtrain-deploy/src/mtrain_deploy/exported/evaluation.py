@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from mtrain.core.collective import OneRank
 from mtrain.core.interfaces import TaskData
 from mtrain.core.interfaces.reporter import Reporter
-from mtrain.rank.records import report_of, reported_run
+from mtrain.rank.records import describe_run, report_of
 from mtrain.rank.spec.assembly import made_pool
 from mtrain.system.runfolder import RunFolder
 from mtrain_deploy.exported.data import evaluation_data, pooled_batches, threads_of
@@ -61,7 +61,7 @@ def evaluate(
     pool = made_pool(dict(data.sources()), spec)
     with closing(pool):  # The workers were forked before ONNX Runtime has threads.
         model = ExportedModel.open(path, threads=threads_of(spec)).with_options(options)
-        run = reported_run(spec, RunFolder(folder), OneRank(), start_update=0)
+        run = describe_run(spec, RunFolder(folder), OneRank(), start_update=0)
         report = report_of(job, run, more)
         evaluator = data.evaluator()
         size = spec.evaluate.batch_size or BATCH

@@ -14,7 +14,7 @@ from mtrain.core import binding
 from mtrain.core.interfaces import NEUTRAL_FRAMEWORKS, Array, Module, RankSession
 from mtrain.core.interfaces.program import Program, ProgramInput
 from mtrain.core.network import pruned
-from mtrain.core.network.quantising import trained_ranges
+from mtrain.core.network.quantising import find_ranges
 from mtrain.core.record_files import write_json
 from mtrain.core.state.digest import digest
 from mtrain.errors import CheckpointError, SpecError
@@ -125,7 +125,7 @@ def _make(resolved: Resolved, weights: Path, request: Mapping[str, Any], session
         "image_size": task.image_size,
         "details": dict(task.details),
         "size_step": program.size_step,
-        "ranges": trained_ranges(file.arrays),
+        "ranges": find_ranges(file.arrays),
     }
     collective = session.collective
     return Made(

@@ -38,7 +38,7 @@ def _answer(question: Mapping[str, Any]) -> dict[str, Any] | None:
     operations = flops.of_micro_batch(model, plugin.blank_batch(task, rows=question["rows"]))
     if mesh.pipeline > 1:
         held = _find_stages(model, plan, mesh)
-        return held and {"arrays": held, "operations": operations}
+        return None if held is None else {"arrays": held, "operations": operations}
     parts = units(model, question["unit"])
     unit_of = {id(x): name for name, part in reversed(parts.items()) for x in part.parameters()}
     arrays = [

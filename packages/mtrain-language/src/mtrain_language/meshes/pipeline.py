@@ -170,7 +170,7 @@ class Stage(nn.Module):
         was_training, self._is_checked = model.training, True
         model.eval()
         with full_products():
-            output, problem = self._checked_output(tokens)
+            output, problem = self._check_output(tokens)
         model.train(was_training)
         self._is_checked = False
         worst = torch.zeros(1, dtype=torch.float64, device=device)
@@ -188,7 +188,7 @@ class Stage(nn.Module):
                 "parallel.pipeline=1, with parallel.shard or parallel.tensor"
             )
 
-    def _checked_output(self, tokens: Tensor) -> tuple[Tensor | None, str]:
+    def _check_output(self, tokens: Tensor) -> tuple[Tensor | None, str]:
         """Return what this stage computes for ``tokens``, which goes to the next one; None: it, or one before, fails, and why."""
         goes_on, output, problem = torch.ones(1, device=tokens.device), None, ""
         if self.number:

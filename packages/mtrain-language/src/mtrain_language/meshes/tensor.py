@@ -41,7 +41,7 @@ def share_layers(model: nn.Module, plan: Mapping[str, Style], layout: MeshLayout
     tensor_styles.share(model, plan, layout.tensor, sequence=layout.mesh.sequence, split=split)
     if split:
         vocabulary.answer_from_parts(model, layout.tensor)
-    summed = tensor_styles.reduced_alone(model, plan)
+    summed = tensor_styles.find_reduced_alone(model, plan)
     if layout.mesh.sequence:
         summed += share_texts(model, plan, layout.tensor)
     return summed

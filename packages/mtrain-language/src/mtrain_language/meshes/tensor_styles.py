@@ -137,7 +137,7 @@ def _make_style(name: str, module: nn.Module, style: str, *, sequence: bool) -> 
     return _MADE[style](module)
 
 
-def reduced_alone(model: nn.Module, plan: Mapping[str, Style]) -> list[str]:
+def find_reduced_alone(model: nn.Module, plan: Mapping[str, Style]) -> list[str]:
     """Return the parameters of which each rank of a tensor group has a part of the gradient, to be added up."""
     layers = {name for name, style in plan.items() if style == "grad_allreduce"}
     return [name for name, _ in model.named_parameters() if name.rpartition(".")[0] in layers]
