@@ -1,15 +1,16 @@
 """Check the interpreter of the ranks: its Python version, its mtrain, and its framework. Imports no framework."""
 
 import json
+import os
 import re
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
-from typing import get_args
+from pathlib import Path
+from typing import Any, get_args
 
 from pydantic import BaseModel
 
@@ -18,52 +19,58 @@ from mtrain.errors import UsageError
 from mtrain.spec import remedies
 from mtrain.spec.plugins import PluginEntry
 from mtrain.spec.resolved import Resolved
+from mtrain.system import interpreter_probe
 
 OLDEST = (3, 11)
 PATIENCE_S = 60.0
-"""Time in seconds that an interpreter has to answer. On a network folder the first start may be slow."""
-PROBE = """
-import json, sys
-from importlib.util import find_spec
-found = {"python": list(sys.version_info[:2]), "mtrain": None, "backends": []}
-trace = find_spec("mtrain_trace")
-found["trace"] = trace is not None and trace.origin is not None  # a folder without files is no package
-found["missing"] = [name for name in sys.argv[1:] if find_spec(name) is None]
-found["versions"] = {}
-if find_spec("mtrain") is not None:
-    import mtrain
-    found["mtrain"] = mtrain.__version__
-if sys.version_info >= (3, 10):
-    from importlib.metadata import PackageNotFoundError, entry_points, version
-    for name in sys.argv[1:]:
-        try:
-            found["versions"][name] = version(name)
-        except PackageNotFoundError:
-            pass
-    found["backends"] = sorted({point.name for point in entry_points(group="mtrain.backends")})
-print(json.dumps(found))
-"""
-"""Program that reports the versions and modules of an interpreter as JSON.
-
-It runs on any Python 3, in the current folder like a rank, and looks for the modules in its arguments without importing
-them."""
+"""Time in seconds that an interpreter has to answer ``check``. On a network folder the first start may be slow."""
+ANSWER_S = 12.0
+"""The same where somebody waits for the answer of each host."""
+PACKAGES = (
+    *("numpy", "pydantic", "pyyaml", "opencv-python-headless", "pillow", "simplejpeg", "safetensors", "scikit-learn"),
+    "faster-coco-eval",
+)
+"""Distributions that influence the computed values, besides the modules that the backend needs."""
 
 
-@dataclass(frozen=True, slots=True)
-class InterpreterFacts:
-    """The facts about an interpreter that ``PROBE`` reports."""
+def ask(
+    python: str | None,
+    modules: Sequence[str],
+    folder: Path = Path(),
+    *,
+    packages: Sequence[str] = PACKAGES,
+    timeout_s: float = ANSWER_S,
+) -> dict[str, Any]:
+    """Return the versions and modules of an interpreter, see ``interpreter_probe.probe``; or a mapping with ``error`` alone.
 
-    python: tuple[int, int]
-    mtrain: str | None
-    """Version of mtrain; None: not installed."""
-    trace: bool
-    """Whether mtrain-trace is installed, which mtrain needs."""
-    missing: tuple[str, ...]
-    """Modules that were searched and are not installed."""
-    backends: tuple[str, ...]
-    """Names of the backends that installed distributions provide."""
-    versions: Mapping[str, str]
-    """Versions of the modules that are distributions of that name."""
+    ``python``: path of the interpreter, which is started in ``folder``; None: the one that runs this code.
+    """
+    question: dict[str, Any] = {"packages": list(packages), "modules": list(modules), "code": "mtrain"}
+    # As a rule the agent runs in the interpreter of the ranks, and can look itself.
+    if python is None or os.path.abspath(python) == os.path.abspath(sys.executable):
+        return interpreter_probe.probe(**question)
+    text = Path(interpreter_probe.__file__).read_text(encoding="utf-8")
+    try:
+        process = subprocess.run(  # noqa: S603 - the interpreter that the spec names
+            [python, "-c", text, json.dumps(question)],
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+            check=True,
+            cwd=folder,
+        )
+        return dict(json.loads(process.stdout))
+    except FileNotFoundError:
+        missing = python if folder.is_dir() else str(folder)
+        return {"error": f"{missing} is not there"}
+    except OSError as error:
+        return {"error": f"{python}: {error.strerror or error}"}
+    except subprocess.TimeoutExpired:
+        return {"error": f"{python} did not answer within {timeout_s:g} s"}
+    except subprocess.CalledProcessError as error:
+        return {"error": f"{python}: {(error.stderr.strip().splitlines() or [f'exit code {error.returncode}'])[-1]}"}
+    except (ValueError, TypeError):
+        return {"error": f"{python} does not answer as Python does"}
 
 
 def check(job: Resolved) -> None:
@@ -92,36 +99,43 @@ def check(job: Resolved) -> None:
             with suppress(PackageNotFoundError):
                 _check_version(entry, version(framework), where=f"backend.name: {name}")
         return
-    facts = _probe(python, framework, library)
-    if facts.python < OLDEST:
+    facts = ask(python, [framework, library, "mtrain_trace"], packages=[framework], timeout_s=PATIENCE_S)
+    if "error" in facts:
         raise UsageError(
-            f"backend.python: {python} is Python {_dot(facts.python)}, expected {_dot(OLDEST)} or newer; "
-            "make its environment with a newer one"
+            f"backend.python: {facts['error']}; give the path of the Python interpreter of the ranks, or leave it out to use "
+            f"{sys.executable}"
         )
-    if facts.mtrain != mtrain.__version__:
-        has = "has no mtrain" if facts.mtrain is None else f"has mtrain {facts.mtrain}"
-        raise UsageError(
-            f"backend.python: {python} {has}, expected {mtrain.__version__} as here; install it there with: {there}"
-        )
-    if not facts.trace:
-        raise UsageError(
-            f"backend.python: {python} has no mtrain-trace, which mtrain needs; install both there with: {there}"
-        )
-    if not entry.is_local and name not in facts.backends:
-        raise UsageError(
-            f"backend.python: {python} has no backend {name!r} (known: {', '.join(facts.backends) or 'none'}); "
-            f"install {entry.provider} there as here"
-        )
-    if framework in facts.missing:
-        raise UsageError(
-            f"backend.python: {python} has no {framework}, which backend {name} runs on; install it there with: {there}"
-        )
-    if library in facts.missing:
-        raise UsageError(
-            f"backend.python: {python} has no {library}, which backend {name} needs; {entry.remedy(python)}"
-        )
-    if framework in facts.versions:
-        _check_version(entry, facts.versions[framework], where=f"backend.python: {python}: backend {name}")
+    modules, there_is = facts["modules"], (facts["code"] or {}).get("version")
+    for refused, why in (
+        (
+            tuple(_numbers(facts["python"]))[:2] < OLDEST,
+            f"is Python {facts['python']}, expected {OLDEST[0]}.{OLDEST[1]} or newer; make its environment with a newer one",
+        ),
+        (
+            there_is != mtrain.__version__,
+            f"has {f'mtrain {there_is}' if there_is else 'no mtrain'}, expected {mtrain.__version__} as here; install it with: {there}",
+        ),
+        (
+            modules.get("mtrain_trace") is None,
+            f"has no mtrain-trace, which mtrain needs; install both there with: {there}",
+        ),
+        (
+            not entry.is_local and name not in facts["backends"],
+            f"has no backend {name!r} (known: {', '.join(facts['backends']) or 'none'}); install {entry.provider} there as here",
+        ),
+        (
+            modules.get(framework) is None,
+            f"has no {framework}, which backend {name} runs on; install it there with: {there}",
+        ),
+        (
+            modules.get(library) is None,
+            f"has no {library}, which backend {name} needs; {entry.remedy(python)}",
+        ),
+    ):
+        if refused:
+            raise UsageError(f"backend.python: {python} {why}")
+    if framework in facts["packages"]:
+        _check_version(entry, facts["packages"][framework], where=f"backend.python: {python}: backend {name}")
 
 
 def _check_version(entry: PluginEntry, found: str, *, where: str) -> None:
@@ -157,44 +171,3 @@ def _other_framework(options: BaseModel) -> str:
     choices = get_args(field.annotation) if field is not None else ()
     installed = next((choice for choice in choices if find_spec(choice) is not None), None)
     return f"{installed} is: -o backend.options.framework={installed}; or " if installed else ""
-
-
-def _probe(python: str, *modules: str) -> InterpreterFacts:
-    """Run ``PROBE`` with the interpreter ``python``.
-
-    Raises:
-        UsageError: the interpreter cannot be run, or does not answer.
-    """
-    try:
-        process = subprocess.run(  # noqa: S603 - the interpreter that the spec names
-            [python, "-c", PROBE, *modules],
-            capture_output=True,
-            text=True,
-            timeout=PATIENCE_S,
-            check=True,
-        )
-        answer = json.loads(process.stdout)
-        return InterpreterFacts(
-            python=tuple(answer["python"]),
-            mtrain=answer["mtrain"],
-            trace=answer["trace"],
-            missing=tuple(answer["missing"]),
-            backends=tuple(answer["backends"]),
-            versions=answer.get("versions", {}),
-        )
-    except OSError as error:
-        reason = error.strerror or str(error)
-    except subprocess.TimeoutExpired:
-        reason = f"it did not answer within {PATIENCE_S:g} s"
-    except subprocess.CalledProcessError as error:
-        reason = (error.stderr.strip().splitlines() or [f"exit code {error.returncode}"])[-1]
-    except (ValueError, KeyError):
-        reason = "it does not answer as Python does"
-    raise UsageError(
-        f"backend.python: {python!r} cannot be used: {reason}; give the path of the Python interpreter of the ranks, "
-        f"or leave it out to use {sys.executable}"
-    )
-
-
-def _dot(version: tuple[int, int]) -> str:
-    return f"{version[0]}.{version[1]}"

@@ -99,7 +99,7 @@ def test_an_enormous_file_of_code_takes_little_memory(tmp_path: Path) -> None:
 
 ALLOWED = {
     "files of mtrain or of a library": (
-        "core/compiling.py mtrain_kit/skeleton.py jobs/preflight/interpreter_probe.py records/html.py "
+        "core/compiling.py mtrain_kit/skeleton.py system/interpreter.py system/interpreter_probe.py records/html.py "
         "data/images/handwritten.py mtrain_ui/pages/app.py mtrain_ui/pages/rendering.py mtrain_deploy/serving/page.py "
         "mtrain_language/readers/python_docs.py"
     ),

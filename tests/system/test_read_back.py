@@ -264,7 +264,7 @@ OWN = {
     ),
     "of the account, the installation or the kernel": (
         "commands/options", "core/compiling", "mtrain_deploy/serving/page", "jobs/preflight/facts",
-        "jobs/preflight/interpreter_probe", "mtrain_clusters/_kubernetes/client", "mtrain_clusters/_kubernetes/own_code",
+        "system/interpreter", "system/interpreter_probe", "mtrain_clusters/_kubernetes/client", "mtrain_clusters/_kubernetes/own_code",
         "rank/script/job", "rank/script_mode", "mtrain_ui/pages/app", "mtrain_ui/pages/rendering",
         "mtrain_ui/trackers/mlflow", "mtrain_ui/trackers/weights_and_biases", "spec/bounds", "spec/files", "records/html",
         "system/placement", "system/proc", "system/vectors", "jobs/watch/looks",

@@ -15,12 +15,9 @@ place of the result. ``QUESTIONS`` are the values of ``do``. ``wanted`` holds th
 import contextlib
 import glob
 import hashlib
-import json
 import os
 import secrets
 import socket
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -30,21 +27,13 @@ from typing import Any
 
 import psutil
 
-from mtrain.jobs.preflight import interpreter_probe
 from mtrain.jobs.preflight.folder_listing import list_folder
 from mtrain.spec.files import open_file
-from mtrain.system import environment, names, placement
+from mtrain.system import environment, interpreter, names, placement
 
-__all__ = ["QUESTIONS", "FactCollector", "Listeners", "collect", "interpreter", "reach"]
+__all__ = ["QUESTIONS", "FactCollector", "Listeners", "collect", "reach"]
 
 QUESTIONS = ("resolve", "facts", "listen", "connect")
-PACKAGES = (
-    *("numpy", "pydantic", "pyyaml", "opencv-python-headless", "pillow", "simplejpeg", "safetensors", "scikit-learn"),
-    "faster-coco-eval",
-)
-"""Distributions that influence the computed values, besides the modules that the backend needs."""
-INTERPRETER_TIMEOUT_S = 12.0
-"""Seconds within which an interpreter must answer."""
 HASHED_BYTES = 64 << 20
 """How many bytes of a file are hashed, from its beginning."""
 RESOLVE_S = 3.0
@@ -96,7 +85,7 @@ def collect(wanted: Mapping[str, Any]) -> dict[str, Any]:
         "host": socket.gethostname(),
         "addresses": [list(pair) for pair in placement.own_addresses()],
         "names": names.look_up([*wanted.get("names", ()), socket.gethostname()], limit_s=RESOLVE_S),
-        "python": interpreter(wanted.get("python"), _modules(wanted), folder),
+        "python": interpreter.ask(wanted.get("python"), _modules(wanted), folder),
         "ports": {str(port): _taken_by(wanted["address"], port) for port, _ in wanted.get("ports", ())},
         "disk": _disk(folder / wanted.get("run_dir", ".")),
         "shm": _free(Path("/dev/shm")),  # noqa: S108 - only its size is read
@@ -108,44 +97,8 @@ def collect(wanted: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-# ------------------------------------------------------------------------------------------------------------- Python
 def _modules(wanted: Mapping[str, Any]) -> list[str]:
     return [*wanted.get("modules", ()), *wanted.get("plugin_modules", ()), "mtrain_trace"]
-
-
-def interpreter(python: str | None, modules: Sequence[str], folder: Path) -> dict[str, Any]:
-    """Return the versions and modules of an interpreter, see ``interpreter_probe.probe``.
-
-    Or a mapping with ``error`` alone.
-
-    ``python``: path of the interpreter, which is started in ``folder``; None: the one that runs this code.
-    """
-    question: dict[str, Any] = {"packages": list(PACKAGES), "modules": list(modules), "code": "mtrain"}
-    # As a rule the agent runs in the interpreter of the ranks, and can look itself.
-    if python is None or os.path.abspath(python) == os.path.abspath(sys.executable):
-        return interpreter_probe.probe(**question)
-    text = Path(interpreter_probe.__file__).read_text(encoding="utf-8")
-    try:
-        process = subprocess.run(  # noqa: S603 - the interpreter that the spec names
-            [python, "-c", text, json.dumps(question)],
-            capture_output=True,
-            text=True,
-            timeout=INTERPRETER_TIMEOUT_S,
-            check=True,
-            cwd=folder,
-        )
-        return dict(json.loads(process.stdout))
-    except FileNotFoundError:
-        missing = python if folder.is_dir() else str(folder)
-        return {"error": f"{missing} is not there"}
-    except OSError as error:
-        return {"error": f"{python}: {error.strerror or error}"}
-    except subprocess.TimeoutExpired:
-        return {"error": f"{python} did not answer within {INTERPRETER_TIMEOUT_S:g} s"}
-    except subprocess.CalledProcessError as error:
-        return {"error": f"{python}: {(error.stderr.strip().splitlines() or [f'exit code {error.returncode}'])[-1]}"}
-    except ValueError:
-        return {"error": f"{python} does not answer as Python does"}
 
 
 # ------------------------------------------------------------------------------------------------- ports, disk, devices

@@ -16,12 +16,11 @@ import psutil
 import mtrain
 from mtrain.core.interfaces import NEUTRAL_FRAMEWORKS
 from mtrain.errors import PluginError
-from mtrain.jobs.preflight.facts import interpreter
 from mtrain.jobs.preflight.findings import Finding, State
 from mtrain.spec import packages, remedies
 from mtrain.spec.plugins import PluginEntry
 from mtrain.spec.registry import Registry
-from mtrain.system import build_locks, placement, plugin_packages
+from mtrain.system import build_locks, interpreter, placement, plugin_packages
 
 PROBE_TIMEOUT_S = 180.0
 """Seconds that importing and probing a library may take. The first import from a network folder may be slow."""
@@ -100,7 +99,7 @@ def libraries(
             if entry.enabled:
                 needed.setdefault(module, []).append(entry)
     further = of_scripts or {}
-    interpreter_facts = interpreter(python, [*needed, *further], Path())
+    interpreter_facts = interpreter.ask(python, [*needed, *further], Path())
     if "error" in interpreter_facts:
         remedy = "set backend.python to the interpreter of the ranks"
         return [Finding(check="libraries", state="bad", text=interpreter_facts["error"], remedy=remedy)]

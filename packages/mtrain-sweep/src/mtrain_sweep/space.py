@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path as FilePath
 from typing import Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import ConfigDict, Field, model_validator
 
 from mtrain.errors import SpecError, UsageError
 from mtrain.spec.in_code import plain
@@ -35,6 +35,7 @@ Plain = str | int | float | bool | None
 class Parameter(Section):
     """One value of the spec that is searched."""
 
+    model_config = ConfigDict(extra="ignore")  # a folder of before has "start", which no sampler reads any more
     name: str = Field(description="its path in the spec")
     kind: Literal["float", "int", "choice"]
     low: float | int = 0

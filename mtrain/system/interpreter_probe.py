@@ -17,13 +17,14 @@ CODE = (".py", ".pyi", ".toml", ".yml")
 
 
 def probe(packages: List[str], modules: List[str], code: str) -> Dict[str, Any]:  # noqa: UP006
-    """Return versions of ``packages``, providers of ``modules``, and a digest of the source of the package ``code``.
+    """Return versions of ``packages``, providers of ``modules``, names of backends, and what is known of the package ``code``.
 
     ``packages``: name -> version, for those that are installed. ``modules``: name -> distributions with versions, ""
     where they are unknown, None where the module cannot be found.
     """
-    versions = {}
-    provided = {name: None if find_spec(name) is None else "" for name in modules}
+    versions: Dict[str, str] = {}  # noqa: UP006
+    backends: List[str] = []  # noqa: UP006
+    provided = {name: "" if _is_there(name) else None for name in modules}
     if sys.version_info >= (3, 10):  # noqa: UP036 - any Python may run this
         from importlib import metadata
 
@@ -32,6 +33,7 @@ def probe(packages: List[str], modules: List[str], code: str) -> Dict[str, Any]:
                 versions[name] = metadata.version(name)
             except metadata.PackageNotFoundError:
                 continue
+        backends = sorted({point.name for point in metadata.entry_points(group="mtrain.backends")})
         distributions = metadata.packages_distributions()
         for name in (name for name in modules if provided[name] is not None):
             providers = sorted(set(distributions.get(name, [])))
@@ -41,12 +43,18 @@ def probe(packages: List[str], modules: List[str], code: str) -> Dict[str, Any]:
         "python": platform.python_version(),
         "packages": versions,
         "modules": provided,
+        "backends": backends,
         "code": probe_code(code),
     }
 
 
+def _is_there(name: str) -> bool:
+    spec = find_spec(name)
+    return spec is not None and spec.origin is not None  # a folder without files is no package
+
+
 def probe_code(package: str) -> Optional[Dict[str, Any]]:  # noqa: UP006, UP045
-    """Return the folder of a package and a digest of its source files, or None where it is not installed."""
+    """Return the folder of a package, its version, and a digest of its source files, or None where it is not installed."""
     module = find_spec(package)
     if module is None or not module.submodule_search_locations:
         return None
@@ -55,7 +63,11 @@ def probe_code(package: str) -> Optional[Dict[str, Any]]:  # noqa: UP006, UP045
     for file in sorted(file for file in folder.rglob("*") if file.suffix in CODE):
         total.update(("%s\0" % file.relative_to(folder).as_posix()).encode())  # noqa: UP031
         total.update(hashlib.sha256(file.read_bytes()).digest())
-    return {"folder": str(folder), "digest": total.hexdigest()}
+    try:
+        version = getattr(__import__(package), "__version__", None)
+    except Exception:  # an interpreter that is too old for it
+        version = None
+    return {"folder": str(folder), "digest": total.hexdigest(), "version": version}
 
 
 if __name__ == "__main__":
