@@ -350,7 +350,7 @@ def _host_flags(ips: str | None, hostfile: str | None) -> Typed:
 
 def _hosts_of(file: Path) -> list[str]:
     """Read an MPI-style host file: on each line ``host``, ``host:2`` or ``host slots=2``; ``#`` starts a comment."""
-    from mtrain.spec.hostnames import bracketed
+    from mtrain.spec.hostnames import bracket_host
     from mtrain.spec.yaml_reader import read_text
 
     try:
@@ -359,7 +359,7 @@ def _hosts_of(file: Path) -> list[str]:
         raise click.UsageError(f"--hostfile {file}: {error}") from error
     words = [line.partition("#")[0].split() for line in lines]
     return [
-        ":".join([bracketed(first) if rest else first, *(word.removeprefix("slots=") for word in rest[:1])])
+        ":".join([bracket_host(first) if rest else first, *(word.removeprefix("slots=") for word in rest[:1])])
         for first, *rest in filter(None, words)
     ]
 

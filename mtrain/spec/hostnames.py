@@ -86,7 +86,7 @@ def checked_listener(address: str) -> str:
         ) from error
 
 
-def bracketed(host: str) -> str:
+def bracket_host(host: str) -> str:
     """Return ``host``, in brackets if it is an IPv6 address, so that ``:NUMBER`` can be appended."""
     return f"[{host}]" if host.count(":") > 1 and not host.startswith("[") else host
 

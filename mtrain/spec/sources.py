@@ -102,7 +102,7 @@ class Files:
         return files
 
     @classmethod
-    def imported(cls, values: Mapping[str, tuple[Any, str]], name: str) -> "Files":
+    def of_import(cls, values: Mapping[str, tuple[Any, str]], name: str) -> "Files":
         """Take values that were translated from the file ``name``: dotted path -> value and its place there."""
         parsed = Parsed(values=nest({dotted: value for dotted, (value, _) in values.items()}))
         return cls([_ImportedLayer(parsed, name, {_path(dotted): place for dotted, (_, place) in values.items()})])

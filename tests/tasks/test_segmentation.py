@@ -120,7 +120,7 @@ def test_counting_tells_how_many_pixels_each_class_has(voc):
 def test_a_set_is_divided_by_names_alone(voc):
     whole = read(voc, "all")
     train, held = whole.divide(0.34, seed=0)
-    _, turned_held = whole.chosen([2, 0, 1]).divide(0.34, seed=0)
+    _, turned_held = whole.choose([2, 0, 1]).divide(0.34, seed=0)
     assert set(train.keys) | set(held.keys) == {"a", "b", "c"}
     assert len(held) == 1
     assert set(turned_held.keys) == set(held.keys)

@@ -8,7 +8,7 @@ from mtrain.core.interfaces import Host
 from mtrain.errors import SpecError
 from mtrain.jobs.plan import elastic
 from mtrain.jobs.plan.machine import Machine
-from mtrain.spec.hostnames import bracketed, few
+from mtrain.spec.hostnames import bracket_host, few
 from mtrain.spec.model import Spec
 from mtrain.system import placement
 from mtrain.system.devices import Devices
@@ -59,7 +59,7 @@ def all_hosts(spec: Spec, machine: Machine, *, device: str, single: bool) -> lis
     repeated = sorted(address for address, times in Counter(addresses).items() if times > 1)
     if repeated:
         raise SpecError(
-            f"cluster.ips: {few(repeated)} given twice; name each host once, with its ranks: {bracketed(repeated[0])}:2"
+            f"cluster.ips: {few(repeated)} given twice; name each host once, with its ranks: {bracket_host(repeated[0])}:2"
         )
     if cluster.slots is not None and len(cluster.slots) != len(cluster.ips):
         raise SpecError(

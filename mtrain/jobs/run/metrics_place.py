@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from mtrain.spec.hostnames import bracketed
+from mtrain.spec.hostnames import bracket_host
 from mtrain.spec.model import Spec
 
 OWN = "host"
@@ -32,7 +32,7 @@ class MetricsPlace:
 
     def url(self) -> str:
         """Return the address for Prometheus, for people."""
-        host = "HOST" if self.address == OWN else bracketed(self.address)
+        host = "HOST" if self.address == OWN else bracket_host(self.address)
         return f"http://{host}:{self.port}/metrics"
 
 

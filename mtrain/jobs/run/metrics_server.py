@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry, make_wsgi_app
 from prometheus_client.registry import Collector
 
 from mtrain.errors import UsageError
-from mtrain.spec.hostnames import bracketed, is_named
+from mtrain.spec.hostnames import bracket_host, is_named
 from mtrain.system import placement
 
 MAX_REQUESTS = 16
@@ -37,7 +37,7 @@ def listening(address: str, port: int) -> socket.socket:
     try:
         return placement.listen_at(address, port, backlog=MAX_REQUESTS)
     except OSError as error:
-        shown = bracketed(address)
+        shown = bracket_host(address)
         if error.errno == errno.EADDRINUSE:
             raise UsageError(
                 f"report.metrics_port: {port} is in use on {shown}; give each job of a host a port of its own, or end what "

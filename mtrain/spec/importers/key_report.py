@@ -99,7 +99,7 @@ class Book:
         """Report ``source`` as not carried over; the import goes on."""
         self._enter(path_of(source), self.dropped, reason)
 
-    def fixed(self, source: str | Path, value: Any, *, what: str) -> None:
+    def expect_fixed(self, source: str | Path, value: Any, *, what: str) -> None:
         """Report a ``source`` that cannot be chosen in mtrain, where it always is ``value``.
 
         Another value is reported as not carried over, and the import goes on. A missing ``source`` is skipped.
@@ -111,7 +111,7 @@ class Book:
             self.drop(source, f"fixed at {show_value(value)} in {what}")
 
     def require(self, source: str | Path, value: Any, *, what: str) -> None:
-        """Like ``fixed``, where another value would change the network. Raises: ``SpecError`` for one."""
+        """Like ``expect_fixed``, where another value would change the network. Raises: ``SpecError`` for one."""
         if self.has(source) and not equal(self.get(source), value):
             raise self.refuse(source, f"expected {show_value(value)}: {what} has no other")
         self.same(source, f"always so in {what}")
@@ -176,7 +176,7 @@ class Book:
             raise self.refuse(source, "expected true or false")
         return value
 
-    def left(self) -> list[Path]:
+    def find_left(self) -> list[Path]:
         """Return the paths of the values that are not entered yet."""
         return [leaf for leaf in self.document.leaves() if leaf not in self._entered]
 

@@ -248,7 +248,7 @@ def translate_deepspeed(book: Book) -> None:
     _optimizer(book)
     _scheduler(book)
     options = Registry.read().load("backends", "deepspeed").Options
-    for path in book.left():
+    for path in book.find_left():
         _further(book, path, options)
 
 

@@ -152,7 +152,7 @@ def _sizes(book: Book, at: Path) -> None:
 
 def _options(book: Book, at: Path, fixed: Mapping[str, Any], *, what: str) -> None:
     for key, value in fixed.items():
-        book.fixed((*at, key), value, what=what)
+        book.expect_fixed((*at, key), value, what=what)
 
 
 def _is_list_of_numbers(value: Any) -> bool:

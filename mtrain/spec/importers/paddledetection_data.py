@@ -34,7 +34,7 @@ def translate(book: Book, *, cards: int, cards_given: bool) -> None:
     _evaluation(book)
     augment.translate(book)
     for key, value in READER.items():
-        book.fixed(("TrainReader", key), value, what="mtrain's loader")
+        book.expect_fixed(("TrainReader", key), value, what="mtrain's loader")
     book.drop("TestDataset", "belongs to PaddleDetection's infer; `mtrain predict` takes images")
     _test_reader(book)
 
@@ -206,7 +206,7 @@ def _resize(book: Book, at: Path) -> None:
         book.note("data.resize: stretch, although EvalReader keeps the ratio")
     book.same((*at, "keep_ratio"), "data.resize: stretch")
     # Reported and not refused: it changes metrics, and no weight.
-    book.fixed((*at, "interp"), CUBIC, what="mtrain's evaluation of stretched images")
+    book.expect_fixed((*at, "interp"), CUBIC, what="mtrain's evaluation of stretched images")
     if not equal(book.get((*at, "interp"), LINEAR), CUBIC):
         book.note("evaluation and prediction resize by cubic interpolation in mtrain, by another in EvalReader")
 

@@ -176,7 +176,7 @@ def _head(book: Book, options: Options) -> None:
         if key in HEAD_DEFAULTS and not book.has(of(key)):
             book.assume(f"model.options.{name}", HEAD_DEFAULTS[key], "PaddleDetection's default")
     for key, value in HEAD_FIXED.items():
-        book.fixed(of(key), value, what=_WHAT)
+        book.expect_fixed(of(key), value, what=_WHAT)
     if equal(book.get("ema_black_list"), ["proj_conv.weight"]):
         book.same("ema_black_list", "the distances that it names are no weights in mtrain")
 

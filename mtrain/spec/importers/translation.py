@@ -83,7 +83,7 @@ def take(file: FilePath, overrides: Sequence[str], *, is_script: bool) -> Taken 
     """
     kinds.check_name(file)
     document, problems = read_far(file)
-    importer = next((each for each in _shipped(Registry.read()) if each.recognises([document])), None)
+    importer = next((each for each in _make_shipped(Registry.read()) if each.recognises([document])), None)
     if importer is None:
         kinds.check_keys(document)
         return None  # whoever reads it as a spec tells the mistakes
@@ -109,7 +109,7 @@ def collect_values(books: Sequence[Book]) -> dict[str, Given]:
 
 def layer_of(values: Mapping[str, Given], documents: Sequence[Document]) -> Files:
     """Return translated values as files of a spec, each value with its place in the documents."""
-    return Files.imported({path: (given.value, given.source) for path, given in values.items()}, documents[0].name)
+    return Files.of_import({path: (given.value, given.source) for path, given in values.items()}, documents[0].name)
 
 
 def report(
@@ -134,7 +134,7 @@ def choose_importer(name: str | None, documents: Sequence[Document]) -> Importer
     registry = Registry.read()
     if name is not None:
         return _make_importer(name, registry)
-    shipped = _shipped(registry)
+    shipped = _make_shipped(registry)
     chosen = next((importer for importer in shipped if importer.recognises(documents)), None)
     if chosen is None:
         kinds.check_keys(documents[0])
@@ -145,7 +145,7 @@ def choose_importer(name: str | None, documents: Sequence[Document]) -> Importer
     return chosen
 
 
-def _shipped(registry: Registry) -> list[Importer]:
+def _make_shipped(registry: Registry) -> list[Importer]:
     """Return mtrain's own importers: the plugins, and those of files that say where scripts run."""
     plugins = [_make_importer(entry.name, registry) for entry in registry.usable("importers") if entry.is_own]
     return [*plugins, Accelerate(), DeepSpeed()]

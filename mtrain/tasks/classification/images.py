@@ -54,7 +54,7 @@ class EncodedImages:
             )
         return width, height
 
-    def chosen(self, indices: Sequence[int]) -> "EncodedImages":
+    def choose(self, indices: Sequence[int]) -> "EncodedImages":
         """Return the images with these numbers, in that order."""
         return replace(self, paths=Texts.of(str(self.paths[index]) for index in indices))
 

@@ -90,7 +90,7 @@ def _choose(split: LabelledImages, indices: Sequence[int]) -> LabelledImages:
     images = split.images
     return replace(
         split,
-        images=images[np.array(indices)] if isinstance(images, np.ndarray) else images.chosen(indices),  # type: ignore[attr-defined]
+        images=images[np.array(indices)] if isinstance(images, np.ndarray) else images.choose(indices),  # type: ignore[attr-defined]
         labels=split.labels[np.array(indices, dtype=np.int64)],
         origins=Texts.of(split.origins[index] for index in indices),
         keys=Texts.of(split.keys[index] for index in indices) if split.keys else (),

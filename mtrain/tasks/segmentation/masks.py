@@ -96,7 +96,7 @@ class MaskedImages:
         """Return a sentence on the choice of classes, where one was made."""
         return [] if self.choice is None else [f"{self.choice.describe()}; pixels of classes left out count nowhere"]
 
-    def chosen(self, indices: Sequence[int]) -> "MaskedImages":
+    def choose(self, indices: Sequence[int]) -> "MaskedImages":
         """Return the images with these numbers, in that order."""
         return replace(
             self,
@@ -116,7 +116,7 @@ class MaskedImages:
         if len(self) < 2:
             raise DataError(f"data.split: {len(self)} images cannot be divided; give more, or leave it out")
         train, evaluation = divide(self.keys, share, seed=seed)
-        return self.chosen(train), self.chosen(evaluation)
+        return self.choose(train), self.choose(evaluation)
 
 
 def count_pixels(split: MaskedImages) -> NDArray[np.int64]:

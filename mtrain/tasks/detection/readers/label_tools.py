@@ -196,7 +196,7 @@ def _around(label: object, points: Iterable[Sequence[Any]]) -> Box:
     return label.strip(), left, top, right, bottom
 
 
-def _turned(
+def _turn(
     left: float, top: float, width: float, height: float, degrees: float, *, about: tuple[float, float]
 ) -> list[tuple[float, float]]:
     """Return the corners of a rectangle that is turned clockwise ``about`` a point."""
@@ -280,7 +280,7 @@ def _cvat_points(shape: etree._Element) -> list[tuple[float, float]] | None:
     if shape.tag == "box":
         left, top, right, bottom = numbers("xtl", "ytl", "xbr", "ybr")
         middle = ((left + right) / 2, (top + bottom) / 2)
-        return _turned(left, top, right - left, bottom - top, float(shape.get("rotation", 0)), about=middle)
+        return _turn(left, top, right - left, bottom - top, float(shape.get("rotation", 0)), about=middle)
     if shape.tag == "polygon":
         return [(float(x), float(y)) for x, y in (pair.split(",") for pair in shape.attrib["points"].split(";"))]
     if shape.tag == "ellipse":
@@ -332,7 +332,7 @@ class LabelStudio(LabelTool):
         elif {"x", "y", "width", "height"} <= set(value) and "keypointlabels" not in value:
             left, width = (value[key] * size[0] / 100 for key in ("x", "width"))
             top, height = (value[key] * size[1] / 100 for key in ("y", "height"))
-            points = _turned(left, top, width, height, float(value.get("rotation") or 0), about=(left, top))
+            points = _turn(left, top, width, height, float(value.get("rotation") or 0), about=(left, top))
         else:
             left_out[str(result.get("type", "keypoint")).removesuffix("labels")] += 1
             return
