@@ -125,6 +125,8 @@ REFEREES = (
         "DeepSpeed",
         "deepspeed",
         Suite("deepspeed_units.py", torchrun(), mtrain("-b", "deepspeed")),
+        # Who compiles waits without end for a lock that a killed process has left in the user's own folder.
+        environ={"TORCH_EXTENSIONS_DIR": str(CHECKOUTS / "torch_extensions")},
         checkout=True,
     ),
     Referee(
