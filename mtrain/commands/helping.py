@@ -5,6 +5,7 @@ from typing import Any
 
 import click
 
+from mtrain.spec import terminal
 from mtrain.spec.suggest import closest
 
 GROUPS: Mapping[str, Sequence[str]] = {
@@ -117,7 +118,7 @@ def _has_many_flags(names: Iterable[str | None]) -> bool:
 def _show_all(ctx: click.Context, _parameter: click.Parameter, given: object) -> None:
     if given and not ctx.resilient_parsing:
         ctx.meta[_ALL] = True
-        click.echo(ctx.get_help(), color=ctx.color)
+        terminal.say(ctx.get_help())
         ctx.exit()
 
 
