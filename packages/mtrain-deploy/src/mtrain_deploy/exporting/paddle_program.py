@@ -161,7 +161,7 @@ def _leave_own_code() -> None:
     Nothing of mtrain's needs that: which branch runs depends on no value of a tensor.
     """
     paddle.jit.ignore_module(
-        [module for name, module in list(sys.modules.items()) if name.partition(".")[0] == "mtrain"]
+        [module for name, module in list(sys.modules.items()) if name.partition(".")[0] in ("mtrain", "mtrain_deploy")]
     )
 
 
