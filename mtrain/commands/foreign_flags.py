@@ -82,7 +82,8 @@ def _data(file: str) -> Mapping[str, Any]:
     if not path.is_file():
         raise click.UsageError(f"--data {file}: no such file; expected YOLOv5's data YAML (path, train, val, names)")
     # What the file says replaces what a spec says of the same: a path of the spec beside names of the file would be a mixture.
-    said_by_file = dict.fromkeys(("data.train", "data.val", "data.images", "data.names", "data.classes"))
+    # It says nothing of `data.classes`: a choice that the set does not have is refused when it is read.
+    said_by_file = dict.fromkeys(("data.train", "data.val", "data.images", "data.names"))
     place = {"data.format": "yolo", "data.root": str(path.parent)}
     return {**place, **said_by_file, "data.options.description": path.name}
 

@@ -51,7 +51,7 @@ EXAMPLES = {
   max_micro_batch: auto
   precision: auto
   ema: {decay: 0.999}
-  freeze: ['^backbone\\.']
+  freeze: ['^model\\.[0-9]\\.']
   patience: 20""",
     "optimizer": """optimizer:
   rule: adamw

@@ -81,7 +81,8 @@ def test_a_data_yaml_replaces_the_data_of_the_spec(here):  # noqa: F811
     (here / "my data" / "cells.yaml").write_text("path: .\ntrain: images\nval: images\nnames: [a]\n")
     data = flags("--data 'my data/cells.yaml'", config="mine.yml").spec.data
     assert (data.format, data.root, data.options) == ("yolo", "my data", {"description": "cells.yaml"})
-    assert (data.train, data.val, data.images, data.names, data.classes) == (None, None, None, None, None)
+    assert (data.train, data.val, data.images, data.names) == (None, None, None, None)
+    assert data.classes == ["RBC"]  # the file chooses none: those that it does not have are refused when it is read
     data = flags("--single-cls --data 'my data/cells.yaml'", config="yolov5n_bccd").spec.data
     assert (data.format, data.classes) == ("yolo", {"*": "item"})
 
