@@ -26,8 +26,8 @@ class Events:
 
     def __init__(self, folder: Path, *, start_update: int = 0) -> None:
         self._file = EventFile(folder)
-        self._summary = Summary()
-        """That of the last update, whose tags the next one most often has."""
+        self._event, self._tags = Event(), [""]
+        """The last event of numbers, whose tags the next one most often has."""
         if start_update:
             started = SessionLog(status=SessionLog.START)
             self._file.add(Event(wall_time=time.time(), step=start_update, session_log=started))
@@ -70,13 +70,14 @@ class Events:
     def _write(self, values: Mapping[str, Any], step: int, *, at_once: bool) -> None:
         """Write one event with every number in ``values``; other values, such as None, are left out."""
         numbers = {tag: float(value) for tag, value in values.items() if isinstance(value, int | float)}
-        if [entry.tag for entry in self._summary.value] == list(numbers):
-            for entry, number in zip(self._summary.value, numbers.values(), strict=True):
-                entry.simple_value = number
-        else:
-            entries = [Summary.Value(tag=tag, simple_value=number) for tag, number in numbers.items()]
-            self._summary = Summary(value=entries)
-        self._file.add(Event(wall_time=time.time(), step=step, summary=self._summary), at_once=at_once)
+        if self._tags != (tags := list(numbers)):
+            entries = [Summary.Value(tag=tag) for tag in tags]
+            self._event, self._tags = Event(summary=Summary(value=entries)), tags
+        event = self._event
+        event.wall_time, event.step = time.time(), step
+        for entry, number in zip(event.summary.value, numbers.values(), strict=True):
+            entry.simple_value = number
+        self._file.add(event, at_once=at_once)
 
 
 # TensorBoard's own writer hands each event to a thread that computes its checksum byte by byte in Python: a fifth of a

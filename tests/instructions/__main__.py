@@ -22,9 +22,11 @@ from typing import Any
 
 HERE = Path(__file__).parent
 FILE = HERE / "counts.json"
-PROGRAMS = {"plan": ("plan",), "loader": ("loader",), "rank": ("startup", "update")}
+PROGRAMS = {
+    "plan": ("plan",), "loader": ("loader",), "rank": ("startup", "update"), "session": ("plain_loop", "session"), "scoring": ("scoring",),
+}  # fmt: skip
 """Program of ``parts.py`` -> the parts that it counts."""
-LIBRARIES = ("numpy", "opencv-python-headless", "pydantic", "simplejpeg", "torch")
+LIBRARIES = ("faster-coco-eval", "numpy", "opencv-python-headless", "pydantic", "simplejpeg", "torch")
 TOLERANCE = 0.03
 """Largest part of a count by which it may grow."""
 FIXED = {

@@ -5,6 +5,7 @@ usage: parts.py PROGRAM LIBRARY FOLDER
 
 import contextlib
 import ctypes
+import os
 import runpy
 import sys
 from collections.abc import Iterator
@@ -17,6 +18,10 @@ SIDE = 64
 IMAGES, IMAGE_PX = 8, (240, 320)
 """How many images the loader has, and their height and width."""
 MOSAICS = 4
+WARMING, UPDATES = 10, 20
+"""Updates of a session before those that are counted, and how many are."""
+SCORED = 16
+"""Images whose detections are scored."""
 
 
 class Marks:
@@ -25,14 +30,22 @@ class Marks:
     def __init__(self, library: str) -> None:
         self._library = ctypes.CDLL(library)
 
+    def begin(self) -> None:
+        """Begin to count."""
+        self._library.begin()
+
+    def end(self, name: str) -> None:
+        """End it; what was counted is the part ``name``."""
+        self._library.end(name.encode())
+
     @contextlib.contextmanager
     def part(self, name: str) -> Iterator[None]:
         """Count what happens inside, as ``name``."""
-        self._library.begin()
+        self.begin()
         try:
             yield
         finally:
-            self._library.end(name.encode())
+            self.end(name)
 
 
 def plan(marks: Marks, folder: Path) -> None:
@@ -93,7 +106,79 @@ def loader(marks: Marks, folder: Path) -> None:
         source.collate([source.sample(0, number) for number in range(1, 1 + MOSAICS)])
 
 
-PROGRAMS = {function.__name__: function for function in (plan, rank, loader)}
+def session(marks: Marks, folder: Path) -> None:
+    """Updates of a tiny network in a script's session, with reading, agreement and records, and the same ones of a plain loop."""
+    import torch
+
+    import mtrain
+
+    torch.set_num_threads(1)
+    generator = torch.Generator().manual_seed(0)
+    points = torch.utils.data.TensorDataset(*(torch.randn(1024, size, generator=generator) for size in (8, 1)))
+
+    def build() -> torch.nn.Module:
+        return torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Tanh(), torch.nn.Linear(16, 1))
+
+    def loss_of(model: torch.nn.Module, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.mse_loss(model(inputs), targets)
+
+    plain = build()
+    native = torch.optim.SGD(plain.parameters(), lr=0.01)
+    loader = torch.utils.data.DataLoader(points, batch_size=8)
+    for number, (inputs, targets) in enumerate(loader):
+        if number == WARMING:
+            marks.begin()
+        native.zero_grad()
+        loss_of(plain, inputs, targets).backward()
+        native.step()
+        if number == WARMING + UPDATES - 1:
+            marks.end("plain_loop")
+            break
+    os.chdir(folder)
+    with mtrain.session() as script:
+        model, optimizer = script.prepare(build, optimizer=mtrain.SGD(learning_rate=0.01))
+        for number, (inputs, targets) in enumerate(
+            script.batches(points, global_batch=8, updates=2 * WARMING + UPDATES)
+        ):
+            if number == WARMING:
+                marks.begin()
+            optimizer.update(loss_of(model, inputs, targets))
+            if number == WARMING + UPDATES - 1:
+                marks.end("session")
+
+
+def scoring(marks: Marks, folder: Path) -> None:
+    """The twelve metrics of COCO of detections that are there already."""
+    import numpy as np
+
+    from benchmarks import evaluation
+    from mtrain.models.common.nms import Selection, detections
+    from mtrain.tasks.detection.annotations import AnnotatedImage, assemble
+    from mtrain.tasks.detection.evaluator import CocoEvaluator
+
+    made = evaluation.made(SCORED, 300)
+    limits = {"confidence": evaluation.CONFIDENCE, "iou_threshold": evaluation.IOU, "max_detections": evaluation.KEPT}
+    selection = Selection(**limits, multi_label=True, class_agnostic=False)
+    found = [detections(rows, selection) for rows in made["outputs"]]
+    images = []
+    for number, rows in enumerate(made["objects"]):
+        boxes = np.concatenate((rows[:, 1:3], rows[:, 3:] - rows[:, 1:3]), axis=1)
+        place, crowd = Path(f"{number:03}.jpg"), np.zeros(len(rows), bool)
+        images.append(
+            AnnotatedImage(
+                place, place.name, number, 320, 320, boxes, rows[:, 0].astype(int), crowd, boxes[:, 2:].prod(1)
+            )
+        )
+    annotations = assemble(images, class_names="0123456789", category_ids=range(10))
+    batch = {"index": np.arange(SCORED), "scale_pad": np.tile(np.array([1, 1, 0, 0], np.float32), (SCORED, 1))}
+    for counted in (False, True):
+        evaluator = CocoEvaluator(annotations)
+        with marks.part("scoring") if counted else contextlib.nullcontext():
+            evaluator.add(batch, found)
+            evaluator.result([evaluator.partial()])
+
+
+PROGRAMS = {function.__name__: function for function in (plan, rank, loader, session, scoring)}
 
 if __name__ == "__main__":
     program, library, place = sys.argv[1:]

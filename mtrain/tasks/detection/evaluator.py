@@ -183,12 +183,14 @@ class FoundBoxes:
                 yield from self._entries(self._by_label[begin:end])
 
     def _entries(self, places: NDArray[np.int64]) -> Iterator[dict[str, Any]]:
-        """Yield the predictions at places among all."""
+        """Yield the predictions at places among all, which ascend."""
         images = np.searchsorted(self._ends, places, side="right")
-        for place, image in zip(places.tolist(), images.tolist(), strict=True):
+        cuts = np.flatnonzero(np.diff(images, prepend=-1))
+        for image, own in zip(images[cuts], np.split(places, cuts[1:]), strict=True) if len(places) else ():
             detections = self._predictions[image]
-            row = place - (int(self._ends[image]) - len(detections))
-            yield self._entry(self._image_ids[image], detections[row].tolist())
+            # One list for an image: a row at a time takes three times as long.
+            for row in detections[own - (self._ends[image] - len(detections))].tolist():
+                yield self._entry(self._image_ids[image], row)
 
     def _entry(self, image_id: Any, row: Sequence[float]) -> dict[str, Any]:
         x1, y1, x2, y2, confidence, label = row
