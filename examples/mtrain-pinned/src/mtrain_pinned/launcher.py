@@ -9,7 +9,7 @@ from typing_extensions import override
 
 from mtrain.core.interfaces import Command, Host, Launcher
 from mtrain.errors import SpecError
-from mtrain.spec.hostnames import bracketed
+from mtrain.spec.hostnames import bracket_host
 from mtrain.system.placement import LaunchOptions, rank_environment
 
 FAILED_RANK = re.compile(r"^pinned: rank (\d+) ended with status (-?\d+)$", re.MULTILINE)
@@ -41,7 +41,7 @@ class Pinned(Launcher):
             starter = (
                 *(options.python, "-m", "mtrain_pinned.starter"),
                 *("--first-rank", str(first_rank), "--ranks", str(host.slots)),
-                *("--master", bracketed(options.master_addr), str(options.master_port)),
+                *("--master", bracket_host(options.master_addr), str(options.master_port)),
                 *("--endpoints", ",".join(endpoints), "--grace-s", f"{options.grace_s:g}"),
                 *(("--pin",) if options.pin else ()),
             )
@@ -58,7 +58,7 @@ class Pinned(Launcher):
         if last_port > LAST_PORT:
             key = "cluster.start_port" if options.start_port else "cluster.master_port"
             raise SpecError(f"{key}: the ranks take the ports {first_port} to {last_port}; give a smaller one")
-        return [f"{bracketed(host.address)}:{first_port + number}" for host in hosts for number in range(host.slots)]
+        return [f"{bracket_host(host.address)}:{first_port + number}" for host in hosts for number in range(host.slots)]
 
     @override
     def deaths(self, log: str, status: int) -> Sequence[tuple[int, int]]:
