@@ -131,6 +131,7 @@ test-all: $(ENVIRONMENTS) $(VENV)/.installed-docs  ## all tests, and those of a 
 	$(PYTEST) --framework paddle $(NEUTRAL)
 	$(MAKE) --no-print-directory test-paddle2 OLDER="$(OLDER_ALL)" SLOW=
 	$(MAKE) --no-print-directory test-s3 SLOW=
+	$(MAKE) --no-print-directory referees ONLY="--no-page accelerate torch"
 	$(MAKE) --no-print-directory stranger
 
 stranger:  ## the tests as an ordinary user with an empty home has them: other Pythons, paths, locales, processors, orders

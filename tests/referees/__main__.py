@@ -1,6 +1,6 @@
 """Other projects' own tests, run under mtrain and beside their own launcher, as a table in docs/referees.md.
 
-usage: python -m tests.referees [NAME ...]      names of referees; without any, all that are here
+usage: python -m tests.referees [--no-page] [NAME ...]      names of referees; without any, all that are here
 
 Nothing of theirs is in this tree: tests that come in an installed package are run there, others from checkouts below the
 folder that the variable REFEREES names (`horovod`, ...). A case that fails under mtrain alone ends the command with 1.
@@ -27,7 +27,8 @@ OUTCOMES = ("passed", "skipped", "failed", "hung")
 
 
 def main(names: list[str]) -> int:
-    """Run the referees, write the page; 1 where a case fails under mtrain alone."""
+    """Run the referees, write the page unless ``--no-page`` is given; 1 where a case fails under mtrain alone."""
+    writes_page, names = "--no-page" not in names, [name for name in names if name != "--no-page"]
     for referee in REFEREES:
         if names and referee.name not in names:
             continue
@@ -41,7 +42,9 @@ def main(names: list[str]) -> int:
         result = {"version": referee.version(), "seconds": round(time.monotonic() - start), "cases": cases}
         # Read again: another may have been judged meanwhile.
         RESULTS.write_text(json.dumps({**results(), referee.name: result}, indent=1), encoding="utf-8")
-    write(known := results())
+    known = results()
+    if writes_page:
+        write(known)
     wanting = [
         (name, case) for name, its in known.items() for case, told in its["cases"].items() if told["reason"] == "mend"
     ]
