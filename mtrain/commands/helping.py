@@ -34,32 +34,22 @@ GROUPS: Mapping[str, Sequence[str]] = {
     ),
 }
 """Heading in the help of a job -> the parameters below it. A parameter that is not listed is the command's own."""
-RARE = frozenset(
-    (
-        *(
-            "no_amp",
-            "sync_bn",
-            "eval_too",
-            "quiet",
-            "verbose",
-            "launcher",
-            "log_dir",
-            "hang_timeout",
-            "hostfile",
-            "node_rank",
-        ),
-        *(
-            "master_addr",
-            "master_port",
-            "start_port",
-            "control_port",
-            "ssh_port",
-            "ssh_identity_file",
-            "failure_timeout_s",
-        ),
-        *GROUPS["Flags that YOLOv5 and PaddleDetection have too"],
-    )
-)
+RARE = {
+    *(
+        "no_amp",
+        "sync_bn",
+        "eval_too",
+        "quiet",
+        "verbose",
+        "launcher",
+        "log_dir",
+        "hang_timeout",
+        "hostfile",
+        "node_rank",
+    ),
+    *("master_addr", "master_port", "start_port", "control_port", "ssh_port", "ssh_identity_file", "failure_timeout_s"),
+    *GROUPS["Flags that YOLOv5 and PaddleDetection have too"],
+}
 """Parameters that the help of a command with many flags leaves out; ``--help-all`` shows them."""
 _ALL = "mtrain.help_all"
 """Key of a context's ``meta``: whether the help shows all flags."""

@@ -142,7 +142,9 @@ def _frame(x: _Scale, levels: Sequence[tuple[float, float]], x_title: str) -> li
         parts.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y}" y2="{y}"/>')
         parts.append(f'<text x="{LEFT - 6}" y="{y + 4}" text-anchor="end">{_number(tick)}</text>')
     whole = x.high - x.low >= 4
-    ticks = _whole(x.low, x.high) if whole else [tick for tick in _steps(x.low, x.high) if x.low <= tick <= x.high]
+    ticks = (
+        _choose_whole(x.low, x.high) if whole else [tick for tick in _steps(x.low, x.high) if x.low <= tick <= x.high]
+    )
     for tick in ticks:
         text = f"{tick:.0f}" if whole else _number(tick)
         parts.append(f'<text x="{x(tick)}" y="{HEIGHT - BOTTOM + 16}" text-anchor="middle">{text}</text>')
@@ -191,7 +193,7 @@ def _steps(low: float, high: float) -> list[float]:
     return [step * i for i in range(first, max(last, first + 1) + 1)]
 
 
-def _whole(low: float, high: float) -> list[int]:
+def _choose_whole(low: float, high: float) -> list[int]:
     steps = [round(tick) for tick in _steps(low, high)]
     return sorted({tick for tick in steps if low <= tick <= high})
 

@@ -39,6 +39,7 @@ def ask(
     folder: Path = Path(),
     *,
     packages: Sequence[str] = PACKAGES,
+    in_detail: bool = True,
     timeout_s: float = ANSWER_S,
 ) -> dict[str, Any]:
     """Return the versions and modules of an interpreter, see ``interpreter_probe.probe``; or a mapping with ``error`` alone.
@@ -46,6 +47,7 @@ def ask(
     ``python``: path of the interpreter, which is started in ``folder``; None: the one that runs this code.
     """
     question: dict[str, Any] = {"packages": list(packages), "modules": list(modules), "code": "mtrain"}
+    question["in_detail"] = in_detail
     # As a rule the agent runs in the interpreter of the ranks, and can look itself.
     if python is None or os.path.abspath(python) == os.path.abspath(sys.executable):
         return interpreter_probe.probe(**question)
@@ -99,24 +101,25 @@ def check(job: Resolved) -> None:
             with suppress(PackageNotFoundError):
                 _check_version(entry, version(framework), where=f"backend.name: {name}")
         return
-    facts = ask(python, [framework, library, "mtrain_trace"], packages=[framework], timeout_s=PATIENCE_S)
+    modules = [framework, library, "mtrain_trace"]
+    facts = ask(python, modules, packages=[framework], in_detail=False, timeout_s=PATIENCE_S)
     if "error" in facts:
         raise UsageError(
             f"backend.python: {facts['error']}; give the path of the Python interpreter of the ranks, or leave it out to use "
             f"{sys.executable}"
         )
-    modules, there_is = facts["modules"], (facts["code"] or {}).get("version")
+    found, installed = facts["modules"], (facts["code"] or {}).get("version")
     for refused, why in (
         (
             tuple(_numbers(facts["python"]))[:2] < OLDEST,
             f"is Python {facts['python']}, expected {OLDEST[0]}.{OLDEST[1]} or newer; make its environment with a newer one",
         ),
         (
-            there_is != mtrain.__version__,
-            f"has {f'mtrain {there_is}' if there_is else 'no mtrain'}, expected {mtrain.__version__} as here; install it with: {there}",
+            installed != mtrain.__version__,
+            f"has {f'mtrain {installed}' if installed else 'no mtrain'}, expected {mtrain.__version__} as here; install it with: {there}",
         ),
         (
-            modules.get("mtrain_trace") is None,
+            found["mtrain_trace"] is None,
             f"has no mtrain-trace, which mtrain needs; install both there with: {there}",
         ),
         (
@@ -124,11 +127,11 @@ def check(job: Resolved) -> None:
             f"has no backend {name!r} (known: {', '.join(facts['backends']) or 'none'}); install {entry.provider} there as here",
         ),
         (
-            modules.get(framework) is None,
+            found[framework] is None,
             f"has no {framework}, which backend {name} runs on; install it there with: {there}",
         ),
         (
-            modules.get(library) is None,
+            found[library] is None,
             f"has no {library}, which backend {name} needs; {entry.remedy(python)}",
         ),
     ):

@@ -16,11 +16,12 @@ CODE = (".py", ".pyi", ".toml", ".yml")
 """Suffixes of the files that determine a package's behaviour."""
 
 
-def probe(packages: List[str], modules: List[str], code: str) -> Dict[str, Any]:  # noqa: UP006
+def probe(packages: List[str], modules: List[str], code: str, *, in_detail: bool) -> Dict[str, Any]:  # noqa: UP006
     """Return versions of ``packages``, providers of ``modules``, names of backends, and what is known of the package ``code``.
 
     ``packages``: name -> version, for those that are installed. ``modules``: name -> distributions with versions, ""
-    where they are unknown, None where the module cannot be found.
+    where they are unknown, None where the module cannot be found. Without ``in_detail`` the distributions of modules and the
+    digest of ``code`` are left out: both read every file that is installed.
     """
     versions: Dict[str, str] = {}  # noqa: UP006
     backends: List[str] = []  # noqa: UP006
@@ -34,8 +35,8 @@ def probe(packages: List[str], modules: List[str], code: str) -> Dict[str, Any]:
             except metadata.PackageNotFoundError:
                 continue
         backends = sorted({point.name for point in metadata.entry_points(group="mtrain.backends")})
-        distributions = metadata.packages_distributions()
-        for name in (name for name in modules if provided[name] is not None):
+        distributions = metadata.packages_distributions() if in_detail else {}
+        for name in (name for name in distributions if provided.get(name) is not None):
             providers = sorted(set(distributions.get(name, [])))
             provided[name] = ", ".join(f"{each} {metadata.version(each)}" for each in providers)
     return {
@@ -44,7 +45,7 @@ def probe(packages: List[str], modules: List[str], code: str) -> Dict[str, Any]:
         "packages": versions,
         "modules": provided,
         "backends": backends,
-        "code": probe_code(code),
+        "code": probe_code(code, in_detail=in_detail),
     }
 
 
@@ -53,14 +54,14 @@ def _is_there(name: str) -> bool:
     return spec is not None and spec.origin is not None  # a folder without files is no package
 
 
-def probe_code(package: str) -> Optional[Dict[str, Any]]:  # noqa: UP006, UP045
-    """Return the folder of a package, its version, and a digest of its source files, or None where it is not installed."""
+def probe_code(package: str, *, in_detail: bool) -> Optional[Dict[str, Any]]:  # noqa: UP006, UP045
+    """Return the folder of a package, its version, and ``in_detail`` a digest of its source files; None: it is not installed."""
     module = find_spec(package)
     if module is None or not module.submodule_search_locations:
         return None
     folder = Path(next(iter(module.submodule_search_locations)))
     total = hashlib.sha256()
-    for file in sorted(file for file in folder.rglob("*") if file.suffix in CODE):
+    for file in sorted(file for file in folder.rglob("*") if file.suffix in CODE) if in_detail else ():
         total.update(("%s\0" % file.relative_to(folder).as_posix()).encode())  # noqa: UP031
         total.update(hashlib.sha256(file.read_bytes()).digest())
     try:

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mtrain.tasks.detection.readers.coco_json import load_json
 from mtrain.tasks.detection.scoring import Entry, IouType, score
 
 
@@ -25,4 +24,5 @@ class Listed:
 
 def evaluate_files(annotations: Path, results: Path, *, iou_type: IouType = "bbox") -> dict[str, float]:
     """Compute the metrics of a COCO results file against a COCO annotation file, both used unchanged."""
-    return score(load_json(annotations), Listed(entries=json.loads(results.read_text())), iou_type=iou_type)[0]
+    truth, entries = (json.loads(file.read_text(encoding="utf-8")) for file in (annotations, results))
+    return score(truth, Listed(entries=entries), iou_type=iou_type)[0]

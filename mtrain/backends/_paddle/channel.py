@@ -95,7 +95,7 @@ class Channel:
         except TimeoutError as error:
             raise self._late(rank) from error
         except OSError as error:
-            raise _gone(rank) from error
+            raise _peer_ended(rank) from error
 
     def _receive(self, rank: int) -> bytes:
         try:
@@ -103,7 +103,7 @@ class Channel:
         except TimeoutError as error:
             raise self._late(rank) from error
         except (EOFError, OSError) as error:
-            raise _gone(rank) from error
+            raise _peer_ended(rank) from error
 
     def _late(self, rank: int) -> PeerLost:
         return PeerLost(
@@ -112,7 +112,7 @@ class Channel:
         )
 
 
-def _gone(rank: int) -> PeerLost:
+def _peer_ended(rank: int) -> PeerLost:
     return PeerLost(f"rank {rank} has ended; its log says why")
 
 

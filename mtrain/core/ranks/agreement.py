@@ -81,11 +81,8 @@ class Requests:
 NO_REQUESTS = Requests()
 FLAG_BITS = 26
 """Bits of a digit that counts the ranks with a flag; two digits are exact in a float64."""
-HEAD = 2 + 2 + 2 * 4
-"""Numbers in front of the metrics: four flags in two numbers, two zeros, and four bytes of a checksum with their squares.
-
-How a sum over ranks is rounded depends on a number's place in the vector and on its length: the zeros keep both as they were.
-"""
+HEAD = 2 + 2 * 4
+"""Numbers in front of the metrics: four flags in two numbers, and four bytes of a checksum with their squares."""
 
 
 def head(requests: Requests, place: RankPlace) -> list[float]:
@@ -93,7 +90,7 @@ def head(requests: Requests, place: RankPlace) -> list[float]:
     high = float(1 << FLAG_BITS)
     flags = (requests.stop + requests.save * high, requests.save_due + requests.epoch_ends * high)
     own_bytes = place.checksum()
-    return [*flags, 0.0, 0.0, *map(float, own_bytes), *(float(x * x) for x in own_bytes)]
+    return [*flags, *map(float, own_bytes), *(float(x * x) for x in own_bytes)]
 
 
 def read_head(means: Array, *, size: int) -> Requests | None:
@@ -101,7 +98,7 @@ def read_head(means: Array, *, size: int) -> Requests | None:
     numbers = means[:HEAD].tolist()  # arithmetic with so few numbers is faster without numpy
     # One rank of n that differs by 1 makes a variance of at least 1 / (2 n), and means of such small integers are exact
     # to 1e-11.
-    if any(square - byte * byte > 0.25 / size for byte, square in zip(numbers[4:8], numbers[8:], strict=True)):
+    if any(square - byte * byte > 0.25 / size for byte, square in zip(numbers[2:6], numbers[6:], strict=True)):
         return None
     (save, stop), (epoch_ends, save_due) = (divmod(round(mean * size), 1 << FLAG_BITS) for mean in numbers[:2])
     return Requests(stop=stop > 0, save=save > 0, save_due=save_due > 0, epoch_ends=epoch_ends > 0)

@@ -99,7 +99,7 @@ def libraries(
             if entry.enabled:
                 needed.setdefault(module, []).append(entry)
     further = of_scripts or {}
-    interpreter_facts = interpreter.ask(python, [*needed, *further], Path())
+    interpreter_facts = interpreter.ask(python, [*needed, *further], in_detail=False)
     if "error" in interpreter_facts:
         remedy = "set backend.python to the interpreter of the ranks"
         return [Finding(check="libraries", state="bad", text=interpreter_facts["error"], remedy=remedy)]

@@ -104,15 +104,6 @@ def read_coco_json(file: Path) -> CocoContent:
         return check_content(_mapping(content, file), file)
 
 
-def load_json(file: Path) -> dict[str, Any]:
-    """Load a COCO annotation file whose three lists are present; their entries are not checked.
-
-    Raises:
-        DataError: it cannot be read, is not JSON, or a list is missing.
-    """
-    return _mapping(_bytes_of(file), file)
-
-
 def check_content(content: Mapping[str, Any], file: Path) -> CocoContent:
     """Check the ``content`` of ``file`` against the schema and return its records.
 
