@@ -11,7 +11,7 @@ from mtrain.data.images.decode import decode
 from mtrain.data.images.geometry import fitted_size
 from mtrain.errors import DataError, SpecError
 from mtrain.tasks.detection.annotations import AnnotatedImage, Annotations, assemble
-from mtrain.tasks.detection.cache_size import Sizing
+from mtrain.tasks.detection.cache_size import Sizing, Use
 from mtrain.tasks.detection.image_cache import DiskCache, Images, RamCache
 from mtrain.tasks.detection.section import AugmentSpec, DetectionDataSpec
 from mtrain.tasks.detection.source import open_sources
@@ -96,6 +96,20 @@ def opened_val(folder: Path, *, decode: str, resize: str = "letterbox", cache: s
     off = {} if resize == "letterbox" else {"augment": {"mosaic": 0, "translate": 0, "scale": 0}}
     section = DetectionDataSpec.model_validate({"image_size": 100, **options, **off})
     return open_sources(section, None, annotations, seed=0)["val"].sample(0, 0).image
+
+
+@pytest.mark.parametrize(
+    ("use", "large", "small"),
+    [
+        ("layout", cv2.INTER_LINEAR, cv2.INTER_LINEAR),
+        ("crop", cv2.INTER_LINEAR, cv2.INTER_LINEAR),
+        ("letterbox", cv2.INTER_AREA, cv2.INTER_LINEAR),
+        ("stretch", cv2.INTER_CUBIC, cv2.INTER_CUBIC),
+    ],
+)
+def test_each_use_has_its_interpolation(use: Use, large: int, small: int) -> None:
+    sizing = Sizing(100, use)
+    assert (sizing.method((400, 300)), sizing.method((40, 30))) == (large, small)
 
 
 def test_images_for_evaluation_are_decoded_exactly_unless_fast_is_asked_for(tmp_path: Path) -> None:

@@ -1,5 +1,7 @@
 """The files of events that mtrain writes are those of TensorBoard."""
 
+import time
+
 import numpy as np
 import pytest
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
@@ -8,7 +10,7 @@ from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import masked_crc32c
 
 from mtrain.records import tensorboard
-from mtrain.records.tensorboard import EventFile
+from mtrain.records.tensorboard import EventFile, Events
 
 
 def test_checksums_are_those_of_tensorboard_for_few_messages_and_many():
@@ -37,6 +39,21 @@ def test_tensorboard_reads_what_was_added(tmp_path, count):
     first, *rest = read(tmp_path)
     assert first.file_version == "brain.Event:2"
     assert [each.step for each in rest] == list(range(count))
+
+
+def test_records_of_updates_have_their_own_times_and_tags(tmp_path):
+    began, events = time.time(), Events(tmp_path)
+    for update, losses in enumerate(({"box": 0.5}, {"box": 0.25}, {"box": 0.125, "cls": 1.0}, {})):
+        events.update({"kind": "update", "update": update, "losses": losses})
+    events.close()
+    _, *rest = read(tmp_path)
+    assert [each.step for each in rest] == [0, 1, 2, 3]
+    assert all(began <= each.wall_time <= time.time() for each in rest)
+    shown = [
+        {value.tag: value.tensor.float_val[:] or value.simple_value for value in each.summary.value} for each in rest
+    ]
+    assert [[*one] for one in shown] == [[*shown[0]], [*shown[0]], [*shown[2]], []]
+    assert [*map(len, shown)] == [1, 1, 2, 0]
 
 
 def test_an_event_waits_for_others_some_seconds_and_no_longer(tmp_path):

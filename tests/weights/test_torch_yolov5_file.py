@@ -95,6 +95,9 @@ def test_yolov5s_module_has_its_names_and_computes_what_the_network_here_compute
     assert model.names == {0: "a", 1: "b", 2: "c"}
     assert (model.nc, model.stride.tolist(), checkpoint["epoch"], checkpoint["ema"]) == (3, [8, 16, 32], -1, None)
     assert model.yaml["nc"] == 3
+    assert model.save == [4, 6, 10, 14, 17, 20, 23]
+    head = model.model[-1]
+    assert (head.nc, head.no, head.nl, head.na) == (3, 8, 3, 3)
     assert np.shape(model.yaml["anchors"]) == (3, 6)
     np.testing.assert_allclose(model.yaml["anchors"][0][:2], state["model.24.anchors"][0, 0] * 8)
     assert (len(model.yaml["backbone"]), len(model.yaml["head"])) == (10, 15)

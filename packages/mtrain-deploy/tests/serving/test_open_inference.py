@@ -1,7 +1,9 @@
 """The open inference protocol: tensors in and out as KServe's and Triton's clients send and read them; new files."""
 
+import asyncio
 import json
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import httpx
 import numpy as np
@@ -9,6 +11,8 @@ import pytest
 from tests.serving.files import SIDE, exported
 from tests.serving.servers import Server, encoded, plain, serving, until
 
+from mtrain_deploy.exported.metadata import COUNTS, DETECTIONS
+from mtrain_deploy.serving.tensors import TensorType
 from tests.starts import starts_processes
 
 pytest.importorskip("onnx", reason="the extra export is not installed")
@@ -68,6 +72,22 @@ def test_triton_configuration_and_statistics_are_answered(server):
     assert row["inference_stats"]["compute_infer"]["ns"] > 0
     (same,) = server.client.get(f"{server.url}/v2/models/stats").json()["model_stats"]
     assert same["execution_count"] == row["execution_count"]
+
+
+def test_a_client_for_yolo_models_gets_its_entries_and_the_boxes_alone():
+    from fastapi import FastAPI  # the extra serve
+
+    from mtrain_deploy.serving.kserve import add_open_inference
+
+    outputs = [TensorType(DETECTIONS, "float32", (1, 300, 6)), TensorType(COUNTS, "int64", (1,))]
+    for entries, expected_names in (({"task": "detect"}, [DETECTIONS]), ({}, [DETECTIONS, COUNTS])):
+        predictor = SimpleNamespace(name="m", inputs=list, results=lambda: outputs, yolo_entries=lambda e=entries: e)
+        app = FastAPI()
+        add_open_inference(app, SimpleNamespace(predictor=predictor))
+        (answer,) = (route.endpoint for route in app.routes if route.path == "/v2/models/{name}/config")
+        found = asyncio.run(answer("m"))
+        assert [each["name"] for each in found["output"]] == expected_names
+        assert found["parameters"] == ({"metadata": {"string_value": str(entries)}} if entries else {})
 
 
 def test_tensors_as_json_and_as_bytes_give_what_images_give(server):
