@@ -119,7 +119,7 @@ def check(job: Resolved) -> None:
             f"has {f'mtrain {installed}' if installed else 'no mtrain'}, expected {mtrain.__version__} as here; install it with: {there}",
         ),
         (
-            found["mtrain_trace"] is None,
+            found.get("mtrain_trace") is None,
             f"has no mtrain-trace, which mtrain needs; install both there with: {there}",
         ),
         (
@@ -127,11 +127,11 @@ def check(job: Resolved) -> None:
             f"has no backend {name!r} (known: {', '.join(facts['backends']) or 'none'}); install {entry.provider} there as here",
         ),
         (
-            found[framework] is None,
+            found.get(framework) is None,
             f"has no {framework}, which backend {name} runs on; install it there with: {there}",
         ),
         (
-            found[library] is None,
+            found.get(library) is None,
             f"has no {library}, which backend {name} needs; {entry.remedy(python)}",
         ),
     ):
