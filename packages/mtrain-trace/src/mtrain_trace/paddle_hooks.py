@@ -88,37 +88,26 @@ def _wrap_clipping(listener: PaddleListener) -> None:
     from paddle.nn import clip
 
     for owner in (clip.ClipGradBase, hybrid_parallel_optimizer.HybridParallelClipGrad):
-        _wrap_clip(listener, owner)
+        wrapping.wrap(
+            attempt,
+            owner,
+            "__call__",
+            before=lambda given, named: listener.before_clip(given[0], argument(given, named, 1, "params_grads")),
+            after=lambda _, __, clipped: listener.after_clip(clipped),
+        )
     if hasattr(paddle.nn.utils, "clip_grad_norm_"):
         wrap(paddle.nn.utils, "clip_grad_norm_", after=functools.partial(_note_norm, listener))
 
 
-def _wrap_clip(listener: PaddleListener, owner: Any) -> None:
-    original = owner.__call__
-
-    @functools.wraps(original)
-    def call(self: Any, params_grads: Any, *arguments: Any, **keywords: Any) -> Any:
-        attempt(listener.before_clip, self, params_grads)
-        result = original(self, params_grads, *arguments, **keywords)
-        attempt(listener.after_clip, result)
-        return result
-
-    owner.__call__ = call
-
-
 def _wrap_apply(listener: PaddleListener) -> None:
     """Wrap what every way of stepping calls with the gradients: step, minimize, and Fleet's optimizers."""
-    owner = paddle.optimizer.Optimizer
-    original = owner._apply_optimize
-
-    @functools.wraps(original)
-    def apply(self: Any, loss: Any, startup_program: Any, params_grads: Any, *others: Any, **keywords: Any) -> Any:
-        attempt(listener.before_apply, self, params_grads)
-        result = original(self, loss, startup_program, params_grads, *others, **keywords)
-        attempt(listener.after_apply, self)
-        return result
-
-    owner._apply_optimize = apply
+    wrapping.wrap(
+        attempt,
+        paddle.optimizer.Optimizer,
+        "_apply_optimize",
+        before=lambda given, named: listener.before_apply(given[0], argument(given, named, 3, "params_grads")),
+        after=lambda given, _, __: listener.after_apply(given[0]),
+    )
 
 
 def _wrap_scaler_step(listener: PaddleListener, owner: Any, name: str) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from mtrain_trace import torch_arrays
+from mtrain_trace import torch_arrays, wrapping
 from mtrain_trace.torch_arrays import Holding, Segment
 from mtrain_trace.torch_hooks import attempt
 from mtrain_trace.torch_listener import TorchListener
@@ -29,7 +29,13 @@ def install(listener: TorchListener, module: ModuleType) -> None:
     _wrap_making(listener, engine)
     _wrap_backward(listener, engine)
     _wrap_step(listener, engine)
-    _wrap_clip(listener, module)
+    # The clipping of an engine without ZeRO, by DeepSpeed's own function.
+    wrapping.wrap(
+        attempt,
+        module,
+        "clip_grad_norm_",
+        after=lambda _, keywords, norm: listener.see_clip(norm, keywords.get("max_norm", 0.0)),
+    )
 
 
 def _wrap_making(listener: TorchListener, engine: Any) -> None:
@@ -77,19 +83,6 @@ def _wrap_step(listener: TorchListener, engine: Any) -> None:
             attempt(_end, listener, self)
 
     engine._take_model_step = take_step
-
-
-def _wrap_clip(listener: TorchListener, module: ModuleType) -> None:
-    """Note the clipping of an engine without ZeRO, by DeepSpeed's own function."""
-    original = module.clip_grad_norm_
-
-    @functools.wraps(original)
-    def clip(*arguments: Any, **keywords: Any) -> Any:
-        norm = original(*arguments, **keywords)
-        attempt(listener.see_clip, norm, keywords.get("max_norm", 0.0))
-        return norm
-
-    module.clip_grad_norm_ = clip  # type: ignore[attr-defined]
 
 
 def _begin(listener: TorchListener, engine: Any) -> None:
