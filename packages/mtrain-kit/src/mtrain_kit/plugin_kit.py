@@ -126,7 +126,10 @@ class _Tested:
             checks.STARTS: lambda check: self._through_backend(check, STARTS),
             checks.ENDS: lambda check: self._through_backend(check, ("job.ends",)),
         }
-        return jobs.get(check, self._probe)(check)
+        try:
+            return jobs.get(check, self._probe)(check)
+        except _JobFailed as error:
+            return Finding(check=check, error=str(error))
 
     # -------------------------------------------------------------------------------------------------------- specs
     def _load(self, more: Mapping[str, Any]) -> Loaded:
@@ -244,10 +247,7 @@ class _Tested:
         return training.flat(saved.state) | {"update": saved.progress.update}
 
     def _trains(self, check: Check) -> Finding:
-        try:
-            learnt = self._learnt(self._job("first"))
-        except _JobFailed as error:
-            return Finding(check=check, error=str(error))
+        learnt = self._learnt(self._job("first"))
         infinite = [name for name, array in learnt.items() if name != "update" and not _is_finite(array)]
         wanted = self._loaded.spec.evaluate.enabled
         unscored = ["the evaluation at the end"] if wanted and not self._metrics("first") else []
@@ -270,10 +270,7 @@ class _Tested:
         return {key: value for key, value in (summary["last"] or {}).items() if isinstance(value, float)}
 
     def _same(self, check: Check, name: str, more: Mapping[str, Any] | None = None, *, hash_seed: str = "1") -> Finding:
-        try:
-            first, other = self._learnt(self._job("first")), self._learnt(self._job(name, more, hash_seed=hash_seed))
-        except _JobFailed as error:
-            return Finding(check=check, error=str(error))
+        first, other = self._learnt(self._job("first")), self._learnt(self._job(name, more, hash_seed=hash_seed))
         return Finding(check=check, measures=[none_of("arrays that differ", _differences(first, other))])
 
     def _ranks(self, check: Check) -> Finding:
@@ -283,11 +280,8 @@ class _Tested:
             return Finding(check=check, reason=f"losses of {task} may be means over the boxes of each rank")
         backend = {"torch": "ddp", "paddle": "fleet"}[self._built_on[0]]
         more = {"backend.name": backend, "backend.options": {"device": "cpu"}, "cluster.nproc_per_node": 2}
-        try:
-            expected = self._learnt(self._job("first"))
-            learnt = self._learnt(self._job("ranks", {**more, "train.sync_batchnorm": True}))
-        except _JobFailed as error:
-            return Finding(check=check, error=str(error))
+        expected = self._learnt(self._job("first"))
+        learnt = self._learnt(self._job("ranks", {**more, "train.sync_batchnorm": True}))
         one, two = self._metrics("first"), self._metrics("ranks")
         differing = [
             f"{name}: {one.get(name)} and {two.get(name)}"
@@ -323,10 +317,7 @@ class _Tested:
         RunFolder(run_dir).make()
         target = RunFolder(run_dir).checkpoints / half_way
         shutil.copytree(source, target)
-        try:
-            expected, learnt = self._learnt(first), self._learnt(self._job("resumed", resume=target))
-        except _JobFailed as error:
-            return Finding(check=check, error=str(error))
+        expected, learnt = self._learnt(first), self._learnt(self._job("resumed", resume=target))
         return Finding(check=check, measures=[none_of("arrays that differ", _differences(expected, learnt))])
 
     def _frameworks(self, check: Check) -> Finding:
@@ -335,12 +326,9 @@ class _Tested:
             return Finding(
                 check=check, reason=f"of the frameworks that are installed here, the model runs on {first} alone"
             )
-        try:
-            expected = self._learnt(self._job("first"))
-            more = {"backend.options": {"framework": others[0], "device": "cpu"}}
-            learnt = self._learnt(self._job(others[0], more))
-        except _JobFailed as error:
-            return Finding(check=check, error=str(error))
+        expected = self._learnt(self._job("first"))
+        more = {"backend.options": {"framework": others[0], "device": "cpu"}}
+        learnt = self._learnt(self._job(others[0], more))
         return Finding(check=check, measures=[self._apart(expected, learnt, f"{first} and {others[0]}")])
 
     # ---------------------------------------------------------------------------------------------- ranks of launchers

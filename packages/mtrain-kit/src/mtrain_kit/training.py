@@ -192,11 +192,6 @@ def _difference(a: Array | None, b: Array | None) -> float:
     return float("inf") if np.isnan(difference) else float(difference)
 
 
-def disagreements(a: Mapping[str, Array], b: Mapping[str, Array], *, bound: float = TOLERANCE) -> list[str]:
-    """Names of arrays that differ by more than ``bound``; empty: the jobs learnt the same."""
-    return [f"{name}: {x:.1e}" for name, x in differences(a, b).items() if not x <= bound]
-
-
 def differing_names(a: Mapping[str, Array], b: Mapping[str, Array]) -> list[str]:
     """Names of arrays that are not equal bit for bit, those that only one has included."""
     names: Sequence[str] = list(dict.fromkeys([*a, *b]))
