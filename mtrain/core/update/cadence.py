@@ -59,20 +59,11 @@ def saves(spec: CheckpointSpec) -> Cadence:
     return Cadence(every_updates=spec.every_updates, every_epochs=spec.every_epochs, every_minutes=spec.every_minutes)
 
 
-def advance(
-    progress: Progress, *, updates_per_epoch: int | None, samples: int, finite: bool = True, ended: bool = False
-) -> Progress:
-    """Return ``progress`` after one more update. Without ``finite`` it was skipped for its gradient.
+def move_on(progress: Progress, *, updates_per_epoch: int | None, samples: int, ended: bool = False) -> Progress:
+    """Return ``progress`` after one more update of which is not known yet whether it was skipped; see ``count_update``.
 
     ``ended``: it was the last one of its epoch, as a stream knows that has no number of ``updates_per_epoch``.
     """
-    return count_update(
-        move_on(progress, updates_per_epoch=updates_per_epoch, samples=samples, ended=ended), finite=finite
-    )
-
-
-def move_on(progress: Progress, *, updates_per_epoch: int | None, samples: int, ended: bool = False) -> Progress:
-    """Return ``progress`` after one more update of which is not known yet whether it was skipped; see ``advance``."""
     position = progress.position + 1
     ended = ended or position == updates_per_epoch
     return replace(
