@@ -6,10 +6,12 @@ sections, into which they are converted.
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any, ClassVar, Literal, TypeAlias
+from typing import Any, ClassVar, Literal, TypeAlias, TypeVar, dataclass_transform
 
 from mtrain.errors import ScriptError
 from mtrain.spec.calls import explain_calls
+
+T = TypeVar("T")
 
 
 @explain_calls
@@ -22,6 +24,11 @@ class Group:
     """Times the learning rate of the rule."""
     weight_decay: float | None = None
     """None: that of the rule."""
+
+
+@dataclass_transform(kw_only_default=True, frozen_default=True)
+def _value(kind: type[T]) -> type[T]:
+    return explain_calls(dataclass(frozen=True, kw_only=True)(kind))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,8 +66,7 @@ class _RuleWithBetas(_Rule):
         return {"momentum": self.betas[0], "beta2": self.betas[1], "eps": self.eps}
 
 
-@explain_calls
-@dataclass(frozen=True, kw_only=True)
+@_value
 class SGD(_Rule):
     """Stochastic gradient descent with momentum (Sutskever et al. 2013), as in torch and Paddle."""
 
@@ -72,16 +78,14 @@ class SGD(_Rule):
         return {"momentum": self.momentum, "nesterov": self.nesterov}
 
 
-@explain_calls
-@dataclass(frozen=True, kw_only=True)
+@_value
 class Adam(_RuleWithBetas):
     """Adam (Kingma and Ba 2014, arXiv 1412.6980); weight decay is added to the gradient."""
 
     _rule = "adam"
 
 
-@explain_calls
-@dataclass(frozen=True, kw_only=True)
+@_value
 class AdamW(_RuleWithBetas):
     """Adam with decoupled weight decay (Loshchilov and Hutter 2017, arXiv 1711.05101)."""
 
@@ -89,8 +93,7 @@ class AdamW(_RuleWithBetas):
     weight_decay: float = 0.01
 
 
-@explain_calls
-@dataclass(frozen=True, kw_only=True)
+@_value
 class Lion(_Rule):
     """Lion (Chen et al. 2023, arXiv 2302.06675): steps are signs; weight decay is decoupled."""
 
@@ -101,8 +104,7 @@ class Lion(_Rule):
         return {"momentum": self.betas[0], "beta2": self.betas[1]}
 
 
-@explain_calls
-@dataclass(frozen=True, kw_only=True)
+@_value
 class RMSprop(_Rule):
     """RMSprop (Tieleman and Hinton 2012), not centred, as in torch; weight decay is added to the gradient."""
 
@@ -115,8 +117,7 @@ class RMSprop(_Rule):
         return {"momentum": self.momentum, "beta2": self.alpha, "eps": self.eps}
 
 
-@explain_calls
-@dataclass(frozen=True, kw_only=True)
+@_value
 class LAMB(_RuleWithBetas):
     """LAMB (You et al. 2020, arXiv 1904.00962), for backends that keep arrays whole; weight decay is decoupled."""
 
@@ -125,8 +126,7 @@ class LAMB(_RuleWithBetas):
     eps: float = 1e-6
 
 
-@explain_calls
-@dataclass(frozen=True, kw_only=True)
+@_value
 class Muon(_Rule):
     """Muon (Jordan et al. 2024, Liu et al. 2025, arXiv 2502.16982) for hidden matrices, AdamW for the rest, at one learning rate.
 
@@ -169,16 +169,14 @@ class _Curve:
         return {"name": self._name, "per": self.per, "warmup": warmup, **own}
 
 
-@explain_calls
-@dataclass(frozen=True, kw_only=True)
+@_value
 class Constant(_Curve):
     """The learning rate stays as it is."""
 
     _name = "constant"
 
 
-@explain_calls
-@dataclass(frozen=True, kw_only=True)
+@_value
 class Linear(_Curve):
     """The learning rate falls linearly to ``final_factor`` times itself at the end of the loop."""
 
@@ -186,8 +184,7 @@ class Linear(_Curve):
     final_factor: float = 0.0
 
 
-@explain_calls
-@dataclass(frozen=True, kw_only=True)
+@_value
 class Cosine(_Curve):
     """The learning rate falls to ``final_factor`` times itself along half a cosine (Loshchilov and Hutter 2016)."""
 
@@ -195,8 +192,7 @@ class Cosine(_Curve):
     final_factor: float = 0.0
 
 
-@explain_calls
-@dataclass(frozen=True, kw_only=True)
+@_value
 class Polynomial(_Curve):
     """The learning rate falls to ``final_factor`` times itself, as the remaining share of the loop to the power ``power``."""
 
@@ -205,8 +201,7 @@ class Polynomial(_Curve):
     final_factor: float = 0.0
 
 
-@explain_calls
-@dataclass(frozen=True, kw_only=True)
+@_value
 class Exponential(_Curve):
     """The learning rate falls by the same factor in each epoch, to ``final_factor`` times itself at the end of the loop."""
 
@@ -214,8 +209,7 @@ class Exponential(_Curve):
     final_factor: float = 0.01
 
 
-@explain_calls
-@dataclass(frozen=True, kw_only=True)
+@_value
 class Step(_Curve):
     """The learning rate is multiplied by ``gamma`` after each of the epochs ``milestones``."""
 
@@ -234,8 +228,7 @@ class Step(_Curve):
         return {**super().section(), "milestones": list(self.milestones)}
 
 
-@explain_calls
-@dataclass(frozen=True, kw_only=True)
+@_value
 class OneCycle(_Curve):
     """The learning rate rises to its value at ``peak`` of the loop and falls to ``final_factor`` (Smith and Topin 2017).
 
