@@ -9,9 +9,9 @@ from importlib.util import find_spec
 from types import ModuleType
 from typing import Literal, Protocol
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
-from mtrain.core.interfaces import Backend, Recipe
+from mtrain.core.interfaces import Backend, PluginOptions, Recipe
 from mtrain.core.overriding import override
 from mtrain.errors import LaunchError
 from mtrain.spec import collector, remedies
@@ -21,10 +21,8 @@ EXTRAS = {"torch": "ddp", "paddle": "fleet-cpu"}
 """Maps a framework to the extra of mtrain that installs it."""
 
 
-class DeviceOptions(BaseModel):
+class DeviceOptions(PluginOptions):
     """Options that every backend has: those of a rank's device."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto: CUDA where there is any")
     tf32: bool = Field(default=True, description="CUDA: fp32 convolutions and products in TensorFloat-32")

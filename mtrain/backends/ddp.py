@@ -40,8 +40,7 @@ class DDP(TorchBackend):
 
     _engine: DdpEngine | None = None
 
-    def __init__(self, options: Options) -> None:
-        self.options = options
+    options: Options
 
     @override
     def check(self, recipe: Recipe, *, size: int, on_cpu: bool) -> None:

@@ -27,8 +27,7 @@ class DeepSpeedLauncher(Launcher):
     agent: ClassVar[bool] = True
     automatic: ClassVar[bool] = False
 
-    def __init__(self, options: Options) -> None:
-        self.options = options
+    options: Options
 
     def plan(self, argv: Sequence[str], hosts: Sequence[Host], ranks_per_host: int) -> Sequence[Command]:
         """Return one command per host; they differ in ``--node-rank`` only.

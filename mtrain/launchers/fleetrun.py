@@ -35,8 +35,7 @@ class Fleetrun(Launcher):
     agent: ClassVar[bool] = True
     takes_names: ClassVar[bool] = False
 
-    def __init__(self, options: Options) -> None:
-        self.options = options
+    options: Options
 
     def plan(self, argv: Sequence[str], hosts: Sequence[Host], ranks_per_host: int) -> Sequence[Command]:
         """Return one command per host; they differ in ``--rank`` and ``--host`` only.

@@ -33,8 +33,7 @@ class Horovodrun(Launcher):
     provides: frozenset[str] = frozenset({"horovod"})
     agent: ClassVar[bool] = True
 
-    def __init__(self, options: Options) -> None:
-        self.options = options
+    options: Options
 
     def plan(self, argv: Sequence[str], hosts: Sequence[Host], ranks_per_host: int) -> Sequence[Command]:
         """Return one command per host; they differ in ``--node-rank`` only. Hosts may have different numbers of ranks.

@@ -17,8 +17,7 @@ class Local(Launcher):
     provides: frozenset[str] = frozenset({"none"})
     agent: ClassVar[bool] = False
 
-    def __init__(self, options: Options) -> None:
-        self.options = options
+    options: Options
 
     def plan(self, argv: Sequence[str], hosts: Sequence[Host], ranks_per_host: int) -> Sequence[Command]:
         """Return the one command.

@@ -30,8 +30,7 @@ class Torchrun(Launcher):
     agent: ClassVar[bool] = True
     forwards_signals: ClassVar[bool] = True
 
-    def __init__(self, options: Options) -> None:
-        self.options = options
+    options: Options
 
     def plan(self, argv: Sequence[str], hosts: Sequence[Host], ranks_per_host: int) -> Sequence[Command]:
         """Return one command per host.

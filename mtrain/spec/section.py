@@ -54,10 +54,14 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False, validate_default=True)
 
 
-class NoOptions(BaseModel):
-    """The options of a plugin that has none."""
+class PluginOptions(BaseModel):
+    """Base class of the options of plugins. It refuses unknown keys; values are frozen."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class NoOptions(PluginOptions):
+    """The options of a plugin that has none."""
 
 
 S = TypeVar("S", bound=Section)

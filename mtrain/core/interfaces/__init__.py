@@ -17,6 +17,7 @@ from mtrain.core.interfaces.evaluator import Evaluator
 from mtrain.core.interfaces.launcher import Command, Host, Launcher
 from mtrain.core.interfaces.model import Imitation, Model, Published, Task, Variation
 from mtrain.core.interfaces.optimizer import Optimizer, Rates
+from mtrain.core.interfaces.options import PluginOptions
 from mtrain.core.interfaces.recipe import Mesh, Pruning, Quantise, Recipe
 from mtrain.core.interfaces.session import Narrow, RankSession
 from mtrain.core.interfaces.state import Outline, Part, Progress, State, StateStream, Why
@@ -49,6 +50,7 @@ __all__ = [
     "Optimizer",
     "Outline",
     "Part",
+    "PluginOptions",
     "Precision",
     "Progress",
     "Pruning",

@@ -4,8 +4,7 @@ from abc import abstractmethod
 from types import ModuleType
 from typing import ClassVar, Protocol
 
-from pydantic import BaseModel
-
+from mtrain.core.interfaces.options import FromOptions
 from mtrain.core.interfaces.recipe import Recipe
 from mtrain.core.interfaces.session import RankSession
 
@@ -13,7 +12,7 @@ NEUTRAL_FRAMEWORKS = ("torch", "paddle")
 """Frameworks on which mtrain's layers and functions exist."""
 
 
-class Backend(Protocol):
+class Backend(FromOptions, Protocol):
     """A way of training on many ranks: the target of one ``mtrain.backends`` entry point.
 
     It is constructed as ``Backend(options)``. Its module must not import a framework before ``nn``, ``ops`` or ``with``
@@ -25,7 +24,6 @@ class Backend(Protocol):
     ``gives_up_s``.
     """
 
-    Options: ClassVar[type[BaseModel]]
     framework: str
     """The framework whose ``nn`` and ``ops`` this backend uses: "torch" or "paddle". On any other one, such as "tensorflow", it
     has neither and starts scripts alone, which join the ranks themselves."""

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
-from pydantic import BaseModel
+from mtrain.core.interfaces.options import FromOptions
 
 if TYPE_CHECKING:
     from mtrain.core.interfaces.queue import Queue
@@ -33,15 +33,13 @@ class HostedJob:
     """Shows the user a line; in a plan it does nothing."""
 
 
-class Cluster(Protocol):
+class Cluster(FromOptions, Protocol):
     """A plugin that brings a job to several hosts: over ssh, through a scheduler, or by printing what people type.
 
     It is the target of one ``mtrain.clusters`` entry point, constructed as ``Cluster(options)``. It works with any
     ``Launcher``, which starts the ranks of each host.
     """
 
-    Options: ClassVar[type[BaseModel]]
-    """The keys of ``cluster.options``."""
     starts: ClassVar[bool] = True
     """True: the mtrain command that the user types leads the job and connects to the hosts through ``gathering``.
     False: it prints ``command`` for each host and ends."""

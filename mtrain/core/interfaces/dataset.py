@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol, TypeAlias, runtime_checkable
 
-from pydantic import BaseModel
-
+from mtrain.core.interfaces.options import FromOptions
 from mtrain.core.interfaces.tensors import Array, HostBatch
 
 Split: TypeAlias = Literal["train", "val", "test", "all"]
@@ -31,13 +30,12 @@ class SplitRequest:
     """``data.names``."""
 
 
-class Dataset(Protocol):
+class Dataset(FromOptions, Protocol):
     """A reader of one data format: the target of one ``mtrain.datasets`` entry point, made as ``Dataset(options)``.
 
     A plugin class derives from it and so has the defaults below.
     """
 
-    Options: ClassVar[type[BaseModel]]
     kind: ClassVar[str]
     """Name of the task plugin that its data are for."""
     made_on_first_use: ClassVar[bool] = False

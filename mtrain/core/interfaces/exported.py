@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pydantic import BaseModel, ConfigDict
+from mtrain.spec.section import PluginOptions
 
 if TYPE_CHECKING:
     from mtrain.spec.config import Loaded
@@ -14,10 +14,8 @@ if TYPE_CHECKING:
 class ExportedFiles(ABC):
     """Base class of the plugins of ``mtrain.exported``."""
 
-    class Options(BaseModel):
+    class Options(PluginOptions):
         """The options of the plugin; a spec has none for it."""
-
-        model_config = ConfigDict(extra="forbid", frozen=True)
 
     def __init__(self, options: Any) -> None:
         self.options = options

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
-from pydantic import BaseModel
+from mtrain.core.interfaces.options import FromOptions
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,14 +28,13 @@ class Host:
     """Number of ranks on this host."""
 
 
-class Launcher(Protocol):
+class Launcher(FromOptions, Protocol):
     """A plugin that turns a job into the commands that start its ranks. It runs nothing itself.
 
     ``mtrain plan`` prints the commands, ``mtrain train`` runs them. It is the target of one ``mtrain.launchers`` entry
     point, constructed as ``Launcher(options)``.
     """
 
-    Options: ClassVar[type[BaseModel]]
     provides: frozenset[str] = frozenset()
     """The kinds of rendezvous that it provides: see ``Backend.rendezvous``."""
     automatic: ClassVar[bool] = True

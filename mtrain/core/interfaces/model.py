@@ -6,9 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
-from pydantic import BaseModel
-
 from mtrain.core.interfaces.collective import Collective
+from mtrain.core.interfaces.options import FromOptions
 from mtrain.core.interfaces.program import Program
 from mtrain.core.interfaces.tensors import Array, HostBatch, Module, Tensor
 
@@ -100,14 +99,13 @@ class WeightsFolder:
     """Weights that are larger are divided among several files with an index."""
 
 
-class Model(Protocol):
+class Model(FromOptions, Protocol):
     """The description of a network: the target of one ``mtrain.models`` entry point, constructed as ``Model(options)``.
 
     It is not a network itself; ``build`` returns one. Importing its Python module must not import the network's code,
     because ``core.nn`` is bound only inside a rank. A plugin class derives from ``Model`` and so has the defaults below.
     """
 
-    Options: ClassVar[type[BaseModel]]
     kind: ClassVar[str]
     """Name of the task plugin whose data the model learns."""
     size_step: int = 0

@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict
-
 from mtrain.core.interfaces.tensors import Array
+from mtrain.spec.section import PluginOptions
 
 Record = Mapping[str, Any]
 """One record of a job as plain values: numbers, text, lists and mappings. Its ``kind`` and ``time`` (seconds since 1970)
@@ -59,10 +58,8 @@ class Reporter:
     with one warning; the job goes on unless ``fatal`` says otherwise.
     """
 
-    class Options(BaseModel):
+    class Options(PluginOptions):
         """The options of the plugin, ``report.reporters.NAME`` in a spec."""
-
-        model_config = ConfigDict(extra="forbid", frozen=True)
 
     every_rank: ClassVar[bool] = False
     """Whether each rank has one of its own; False: rank 0 alone."""

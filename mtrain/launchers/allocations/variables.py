@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import ClassVar
 
-from mtrain.core.interfaces.allocation import Allocation, AllocationReader, NoOptions
+from mtrain.core.interfaces.allocation import Allocation, AllocationReader
 
 _MAX_SHOWN = 200
 """Most characters of a value that a message shows."""
@@ -30,7 +30,6 @@ def _is_number(text: str) -> bool:
 class Starter(AllocationReader):
     """Recognises a starter that gives each process the number of processes, and its own index among them."""
 
-    Options = NoOptions
     scheduler: ClassVar[str]
     """Its name in messages."""
     size: ClassVar[str]

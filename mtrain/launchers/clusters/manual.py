@@ -3,24 +3,19 @@
 from collections.abc import Sequence
 from typing import ClassVar
 
-from pydantic import BaseModel, ConfigDict
-
-from mtrain.core.interfaces import Cluster, HostedJob
+from mtrain.core.interfaces import Cluster, HostedJob, PluginOptions
 from mtrain.system.placement import line_for
 
 
 class Manual(Cluster):
     """Plans the command that was typed here for every host, each with its own ``--node-rank``."""
 
-    class Options(BaseModel):
+    class Options(PluginOptions):
         """No options."""
-
-        model_config = ConfigDict(extra="forbid", frozen=True)
 
     starts: ClassVar[bool] = False
 
-    def __init__(self, options: Options) -> None:
-        self.options = options
+    options: Options
 
     def command(self, node: int, job: HostedJob) -> Sequence[str]:
         """Return the line to type on host number ``node``.

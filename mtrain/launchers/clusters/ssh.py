@@ -41,8 +41,7 @@ class Ssh(Cluster):
         )
         connect_timeout_s: Positive = Field(default=8, description="seconds for a host to answer")
 
-    def __init__(self, options: Options) -> None:
-        self.options = options
+    options: Options
 
     @property
     def python(self) -> str | None:

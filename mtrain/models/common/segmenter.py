@@ -5,19 +5,17 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
-from mtrain.core.interfaces import Array, HostBatch, Model, Published, Task
+from mtrain.core.interfaces import Array, HostBatch, Model, PluginOptions, Published, Task
 from mtrain.errors import SpecError
 from mtrain.models.common.start_values import generator_of
 
 _PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
-class HardPixels(BaseModel):
+class HardPixels(PluginOptions):
     """Online hard example mining (OHEM): only pixels that a model finds hard have a part in the cross entropy."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     threshold: Annotated[float, Field(gt=0, lt=1)] = 0.7
     """A pixel is hard if its own class has at most this probability."""
@@ -25,10 +23,8 @@ class HardPixels(BaseModel):
     """Share of an image's pixels that count at least, the hardest ones."""
 
 
-class LossOptions(BaseModel):
+class LossOptions(PluginOptions):
     """The options of a segmentation model's loss."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     class_weights: tuple[_PositiveFloat, ...] | None = None
     """Weight of a pixel of each class in the cross entropy, in the order of the classes; null: 1 for all."""
@@ -38,10 +34,8 @@ class LossOptions(BaseModel):
     """Factor of the dice loss, which is added to the cross entropy."""
 
 
-class SegmenterOptions(BaseModel):
+class SegmenterOptions(PluginOptions):
     """Options of every segmentation model, given in the spec as ``model.options``."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     mean: tuple[float, float, float] = (0.485, 0.456, 0.406)
     """Mean of red, green and blue in 0..1, subtracted from pixels; the default is that of ImageNet."""
@@ -59,9 +53,6 @@ class Segmenter(Model):
     kind: ClassVar[str] = "segmentation"
     imitates: ClassVar[Sequence[str]] = ("outputs",)
     published: ClassVar[Published] = Published(per_class=(r"^(classifier|auxiliary)\.(weight|bias)$",))
-
-    def __init__(self, options: Any = None) -> None:
-        self.options: Any = self.Options() if options is None else options
 
     @property
     def stride(self) -> int:

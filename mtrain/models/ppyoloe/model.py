@@ -8,9 +8,19 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, ClassVar
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
-from mtrain.core.interfaces import Array, Collective, HostBatch, Module, Published, Task, Tensor, Variation
+from mtrain.core.interfaces import (
+    Array,
+    Collective,
+    HostBatch,
+    Module,
+    PluginOptions,
+    Published,
+    Task,
+    Tensor,
+    Variation,
+)
 from mtrain.models.common.detector import Detector
 from mtrain.models.common.nms import detections_by_class
 from mtrain.models.common.start_values import generator_of
@@ -25,10 +35,8 @@ _GATE_DEVIATION = 0.001
 _SELECTION = ("confidence", "iou_threshold", "max_candidates", "max_detections")
 
 
-class PPYOLOEOptions(BaseModel):
+class PPYOLOEOptions(PluginOptions):
     """Options of the PP-YOLOE models, given in the spec as ``model.options``."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     static_assigner_epoch: Annotated[int, Field(ge=0)] = 100
     """Epochs before this one assign objects by position and shape (ATSS), later ones by predictions (TOOD)."""
@@ -75,8 +83,7 @@ class PPYOLOE(Detector):
     plus: ClassVar[bool] = False
     """Whether it is PP-YOLOE+, see ``network.Network``."""
 
-    def __init__(self, options: PPYOLOEOptions | None = None) -> None:
-        self.options = PPYOLOEOptions() if options is None else options
+    options: PPYOLOEOptions
 
     def build(self, task: Task, collective: Collective) -> Module:
         """Build the network (``models.ppyoloe.network.Network``) on the bound framework."""

@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, ClassVar
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
-from mtrain.core.interfaces import Array, Collective, Module, Published, Task
+from mtrain.core.interfaces import Array, Collective, Module, PluginOptions, Published, Task
 from mtrain.models.common.classifier import Classifier
 from mtrain.models.common.start_values import generator_of
 
@@ -21,10 +21,8 @@ IMAGENET_STD = (0.229, 0.224, 0.225)
 _PositiveFloat = Annotated[float, Field(gt=0)]
 
 
-class ResNetOptions(BaseModel):
+class ResNetOptions(PluginOptions):
     """Options of the residual networks, given in the spec as ``model.options``."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     mean: tuple[float, float, float] = IMAGENET_MEAN
     """Mean of red, green and blue in 0..1, subtracted from pixels; the default is that of ImageNet."""
@@ -53,8 +51,7 @@ class ResNet(Classifier):
     bottleneck: ClassVar[bool]
     """Whether blocks have three convolutions; else two."""
 
-    def __init__(self, options: ResNetOptions | None = None) -> None:
-        self.options = ResNetOptions() if options is None else options
+    options: ResNetOptions
 
     def build(self, task: Task, collective: Collective | None = None) -> Module:
         """Build the network (``models.resnet.network.Network``) on the bound framework."""

@@ -5,12 +5,12 @@ Only ``build`` needs a framework.
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
-from mtrain.core.interfaces import Array, Collective, Module, Published, Task
+from mtrain.core.interfaces import Array, Collective, Module, PluginOptions, Published, Task
 from mtrain.models.common.classifier import Classifier
 from mtrain.models.common.start_values import generator_of
 
@@ -21,10 +21,8 @@ It is near that of embedded patches, so that positions matter from the first upd
 """
 
 
-class ViTOptions(BaseModel):
+class ViTOptions(PluginOptions):
     """Options of the vision transformer, given in the spec as ``model.options``."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     patch: Annotated[int, Field(ge=1)] = 4
     """Side in pixels of the square patches that an image is cut into."""
@@ -79,8 +77,7 @@ class ViT(Classifier):
     imitates: ClassVar[Sequence[str]] = ("outputs",)
     published: ClassVar[Published] = Published(per_class=(r"^head\.(weight|bias)$",))
 
-    def __init__(self, options: ViTOptions | None = None) -> None:
-        self.options: Any = self.Options() if options is None else options
+    options: ViTOptions
 
     def _problems_of_size(self, task: Task) -> list[str]:
         o, problems = self.options, []

@@ -9,9 +9,19 @@ from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, Field, field_validator
 
-from mtrain.core.interfaces import Array, Collective, HostBatch, Module, Published, Task, Tensor, Variation
+from mtrain.core.interfaces import (
+    Array,
+    Collective,
+    HostBatch,
+    Module,
+    PluginOptions,
+    Published,
+    Task,
+    Tensor,
+    Variation,
+)
 from mtrain.models.common.detector import Detector
 from mtrain.models.common.nms import Selection, detections
 from mtrain.models.common.start_values import generator_of
@@ -31,10 +41,8 @@ _ANCHOR_SEED = 0
 _SELECTION = ("confidence", "iou_threshold", "max_detections", "multi_label", "class_agnostic")
 
 
-class YOLOv5Options(BaseModel):
+class YOLOv5Options(PluginOptions):
     """Options of the YOLOv5 models, given in the spec as ``model.options``."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     anchors: Literal["auto"] | list[list[tuple[float, float]]] | None = None
     """Anchors in pixels at ``image_size``: 3 levels of 3 (width, height), small to large.
@@ -103,8 +111,7 @@ class YOLOv5(Detector):
     )
     variant: ClassVar[str]
 
-    def __init__(self, options: YOLOv5Options | None = None) -> None:
-        self.options = YOLOv5Options() if options is None else options
+    options: YOLOv5Options
 
     def prepare_task(self, task: Task, statistics: Mapping[str, Any]) -> Task:
         """Return the task with ``anchors`` (pixels, 3 x 3 x 2, as lists) and ``anchor_report`` added to its details.

@@ -9,9 +9,9 @@ from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
-from mtrain.core.interfaces import Dataset, SplitRequest
+from mtrain.core.interfaces import Dataset, PluginOptions, SplitRequest
 from mtrain.data.images.handwritten import handwritten_digits
 from mtrain.errors import DataError
 from mtrain.tasks.classification.labels import LabelledImages
@@ -21,10 +21,9 @@ _FULL_INK = 16
 """Largest value in the set: full ink."""
 
 
-class DigitsClassesOptions(BaseModel):
+class DigitsClassesOptions(PluginOptions):
     """How the images are divided into training and evaluation."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
     val_every: int = Field(default=5, ge=2, description="n: every n-th image, from image 0 on, is for evaluation")
 
 
@@ -34,8 +33,7 @@ class DigitsClasses(Dataset):
     kind: ClassVar[str] = "classification"
     Options = DigitsClassesOptions
 
-    def __init__(self, options: DigitsClassesOptions | None = None) -> None:
-        self.options = options or DigitsClassesOptions()
+    options: DigitsClassesOptions
 
     def read(self, request: SplitRequest) -> LabelledImages:
         """Read one split: white ink on black.

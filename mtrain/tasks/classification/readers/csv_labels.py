@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import ClassVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
-from mtrain.core.interfaces import Dataset, SplitRequest
+from mtrain.core.interfaces import Dataset, PluginOptions, SplitRequest
 from mtrain.data.reading import listed, need_root
 from mtrain.data.shards import files_of
 from mtrain.data.tables import CsvRow, read_columns
@@ -28,10 +28,9 @@ class CsvLabels(Dataset):
     kind: ClassVar[str] = "classification"
     classes_of_train: ClassVar[bool] = True
 
-    class Options(BaseModel):
+    class Options(PluginOptions):
         """Names of the columns."""
 
-        model_config = ConfigDict(extra="forbid", frozen=True)
         path_column: str = Field(default="path", description="column with the image files")
         label_column: str = Field(default="label", description="column with the class names, or numbers from 0")
         separator: str | None = Field(
@@ -41,8 +40,7 @@ class CsvLabels(Dataset):
             description="character between fields; null: found from the header",
         )
 
-    def __init__(self, options: Options | None = None) -> None:
-        self.options = options or self.Options()
+    options: Options
 
     def read(self, request: SplitRequest) -> LabelledImages:
         """Read one split. Images are not opened.

@@ -12,7 +12,6 @@ from mtrain.data.images.header import SUFFIXES
 from mtrain.data.reading import FOLDERS_OF, leads_around, listed, name_some, need_root, some_classes, walk
 from mtrain.data.texts import Texts
 from mtrain.errors import DataError
-from mtrain.spec.section import NoOptions
 from mtrain.tasks.classification.images import EncodedImages
 from mtrain.tasks.classification.labels import LabelledImages
 
@@ -27,11 +26,6 @@ class ImageFolder(Dataset):
 
     kind: ClassVar[str] = "classification"
     classes_of_train: ClassVar[bool] = True
-
-    Options = NoOptions
-
-    def __init__(self, options: NoOptions | None = None) -> None:
-        self.options = options or NoOptions()
 
     def read(self, request: SplitRequest) -> LabelledImages:
         """Read one split. Only the names of files are read.

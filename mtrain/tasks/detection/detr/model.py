@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
-from mtrain.core.interfaces import Array, Collective, HostBatch, Model, Module, Published, Task
+from mtrain.core.interfaces import Array, Collective, HostBatch, Model, Module, PluginOptions, Published, Task
 from mtrain.core.interfaces.program import Format, Program
 from mtrain.errors import PluginError, SpecError
 from mtrain.spec.pathnames import PathText
@@ -21,10 +21,8 @@ STRIDE = 32
 """Pixels of the input per cell of the coarsest feature map."""
 
 
-class DetectorOptions(BaseModel):
+class DetectorOptions(PluginOptions):
     """Which network it is, and what of its predictions is kept."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     path: PathText | None = Field(
         default=None,
@@ -66,8 +64,7 @@ class TransformersDetector(Model):
     unwritable: ClassVar[Sequence[Format]] = ()
     """Formats of programs that torch cannot write of the network."""
 
-    def __init__(self, options: DetectorOptions | None = None) -> None:
-        self.options = DetectorOptions() if options is None else options
+    options: DetectorOptions
 
     def check_framework(self, framework: str) -> None:
         """Refuse a backend that is not on torch.

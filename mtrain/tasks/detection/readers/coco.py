@@ -12,7 +12,6 @@ from mtrain.core.interfaces import Dataset, Split, SplitRequest
 from mtrain.data.once_per_host import once_per_host
 from mtrain.data.reading import FOLDERS_OF, first_existing, need_root, need_unique, order_names, size_of
 from mtrain.errors import DataError
-from mtrain.spec.section import NoOptions
 from mtrain.tasks.detection.annotations import SHARED, AnnotatedImage, Annotations, assemble
 from mtrain.tasks.detection.readers.coco_json import (
     CocoAnnotation,
@@ -41,11 +40,6 @@ class Coco(Dataset):
     """
 
     kind: ClassVar[str] = "detection"
-
-    Options = NoOptions
-
-    def __init__(self, options: NoOptions | None = None) -> None:
-        self.options = options or NoOptions()
 
     @once_per_host(SHARED)
     def read(self, request: SplitRequest) -> Annotations:

@@ -9,9 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
-from mtrain.core.interfaces import Dataset, SplitRequest
+from mtrain.core.interfaces import Dataset, PluginOptions, SplitRequest
 from mtrain.data.generated import MadeSet
 from mtrain.tasks.detection.annotations import Annotations
 from mtrain.tasks.detection.readers.coco import Coco
@@ -22,10 +22,9 @@ _FORMAT = 1
 _MARK = "digits.json"
 
 
-class DigitsOptions(BaseModel):
+class DigitsOptions(PluginOptions):
     """Number, size and seed of the canvases."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
     train: int = Field(default=400, gt=0, description="canvases of the training split")
     val: int = Field(default=100, gt=0, description="canvases of the evaluation split")
     size: int = Field(default=320, ge=64, le=4096, description="side of a canvas in pixels")
@@ -41,8 +40,7 @@ class Digits(Dataset):
     Options = DigitsOptions
     made_on_first_use: ClassVar[bool] = True
 
-    def __init__(self, options: DigitsOptions | None = None) -> None:
-        self.options = options or DigitsOptions()
+    options: DigitsOptions
 
     def read(self, request: SplitRequest) -> Annotations:
         """Read one split; generate the set first if it does not exist.

@@ -26,7 +26,6 @@ from mtrain.data.reading import images_in, listed, name_some, need_root, need_un
 from mtrain.data.shards import files_of
 from mtrain.errors import DataError
 from mtrain.spec.files import parse_json, read_bytes
-from mtrain.spec.section import NoOptions
 from mtrain.tasks.detection.annotations import SHARED, AnnotatedImage, Annotations, assemble
 from mtrain.tasks.detection.readers.voc_xml import parse_xml
 
@@ -61,10 +60,6 @@ class LabelTool(Dataset):
     form: ClassVar[str]
     """Name of the plugin."""
     suffixes: ClassVar[Sequence[str]] = (".json",)
-    Options = NoOptions
-
-    def __init__(self, options: NoOptions | None = None) -> None:
-        self.options = options or NoOptions()
 
     @once_per_host(SHARED)
     def read(self, request: SplitRequest) -> Annotations:

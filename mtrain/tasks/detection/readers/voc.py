@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
-from mtrain.core.interfaces import Dataset, SplitRequest
+from mtrain.core.interfaces import Dataset, PluginOptions, SplitRequest
 from mtrain.data.once_per_host import once_per_host
 from mtrain.data.reading import lines_of, listed, need_root, need_unique, order_names, size_of
 from mtrain.errors import DataError
@@ -37,10 +37,9 @@ class Voc(Dataset):
 
     kind: ClassVar[str] = "detection"
 
-    class Options(BaseModel):
+    class Options(PluginOptions):
         """How to treat properties that only VOC has."""
 
-        model_config = ConfigDict(extra="forbid", frozen=True)
         use_difficult: bool = Field(
             default=True, description="false: objects marked difficult are neither trained on nor scored"
         )

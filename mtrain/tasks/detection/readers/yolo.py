@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
-from mtrain.core.interfaces import Dataset, Split, SplitRequest
+from mtrain.core.interfaces import Dataset, PluginOptions, Split, SplitRequest
 from mtrain.data.once_per_host import once_per_host
 from mtrain.data.reading import (
     FOLDERS_OF,
@@ -145,14 +145,12 @@ class Yolo(Dataset):
 
     kind: ClassVar[str] = "detection"
 
-    class Options(BaseModel):
+    class Options(PluginOptions):
         """Location of the description file."""
 
-        model_config = ConfigDict(extra="forbid", frozen=True)
         description: str = Field(default=DESCRIPTION, description="YAML file with names, train and val, from data.root")
 
-    def __init__(self, options: Options | None = None) -> None:
-        self.options = options or self.Options()
+    options: Options
 
     @once_per_host(SHARED)
     def read(self, request: SplitRequest) -> Annotations:

@@ -9,9 +9,9 @@ from typing import ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
-from mtrain.core.interfaces import Dataset, SplitRequest
+from mtrain.core.interfaces import Dataset, PluginOptions, SplitRequest
 from mtrain.data.generated import MadeSet
 from mtrain.tasks.segmentation.masks import MaskedImages
 from mtrain.tasks.segmentation.readers.voc_masks import CLASS_FILE, VocMasks
@@ -22,10 +22,9 @@ _FORMAT = 1
 """Version of the generator; increased when the same seed gives other files."""
 
 
-class DigitsMasksOptions(BaseModel):
+class DigitsMasksOptions(PluginOptions):
     """Number, size and seed of the canvases."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
     train: int = Field(default=320, gt=0, description="canvases of the training split")
     val: int = Field(default=64, gt=0, description="canvases of the evaluation split")
     size: int = Field(default=64, ge=64, le=4096, description="side of a canvas in pixels")
@@ -44,8 +43,7 @@ class DigitsMasks(Dataset):
     Options = DigitsMasksOptions
     made_on_first_use: ClassVar[bool] = True
 
-    def __init__(self, options: DigitsMasksOptions | None = None) -> None:
-        self.options = options or DigitsMasksOptions()
+    options: DigitsMasksOptions
 
     def read(self, request: SplitRequest) -> MaskedImages:
         """Read one split; generate the set first if it does not exist.

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import ClassVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
-from mtrain.core.interfaces import Dataset, Split, SplitRequest
+from mtrain.core.interfaces import Dataset, PluginOptions, Split, SplitRequest
 from mtrain.data.reading import FOLDERS_OF, first_existing, images_in, lines_of, listed, need_root, need_unique
 from mtrain.errors import DataError
 from mtrain.tasks.segmentation.masks import MaskedImages
@@ -25,10 +25,9 @@ CLASS_FILE = "classes.txt"
 """File in ``data.root`` with a class name a line, in the order of the indices."""
 
 
-class VocMasksOptions(BaseModel):
+class VocMasksOptions(PluginOptions):
     """Names of the folders."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
     masks: str = Field(default="SegmentationClass", description="folder of the masks")
     lists: str = Field(
         default="ImageSets/Segmentation", description="folder of the lists of names, train.txt and val.txt"
@@ -41,8 +40,7 @@ class VocMasks(Dataset):
     kind: ClassVar[str] = "segmentation"
     Options = VocMasksOptions
 
-    def __init__(self, options: VocMasksOptions | None = None) -> None:
-        self.options = options or VocMasksOptions()
+    options: VocMasksOptions
 
     def read(self, request: SplitRequest) -> MaskedImages:
         """Find the images of one split and their masks; no image is read.

@@ -17,8 +17,7 @@ class Kubernetes(Cluster):
     class Options(KubernetesOptions):
         """The keys of ``cluster.options``."""
 
-    def __init__(self, options: Options) -> None:
-        self.options = options
+    options: Options
 
     def command(self, node: int, job: HostedJob) -> Sequence[str]:
         """Refuse a job whose hosts are named: pods have no address before they run.

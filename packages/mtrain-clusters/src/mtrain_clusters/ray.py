@@ -26,8 +26,7 @@ class Ray(Cluster):
 
     submits: ClassVar[str] = "ray job submit -- mtrain -c SPEC --cluster ray --nnodes N"
 
-    def __init__(self, options: Options) -> None:
-        self.options = options
+    options: Options
 
     @property
     def python(self) -> str | None:

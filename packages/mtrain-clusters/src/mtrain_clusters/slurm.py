@@ -48,8 +48,7 @@ class Slurm(Cluster):
     class Options(SlurmOptions):
         """The keys of ``cluster.options``."""
 
-    def __init__(self, options: Options) -> None:
-        self.options = options
+    options: Options
 
     @property
     def python(self) -> str | None:

@@ -11,9 +11,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
-from mtrain.core.interfaces import Array
+from mtrain.core.interfaces import Array, PluginOptions
 from mtrain.errors import SpecError
 from mtrain.spec import remedies
 
@@ -28,10 +28,8 @@ _INSIDE = ".lora_"
 """What follows the name of the adapted layer in the name of an array of an adapter."""
 
 
-class LoraOptions(BaseModel):
+class LoraOptions(PluginOptions):
     """Which adapters are trained in the place of the model's own weights."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     rank: Annotated[int, Field(ge=1)] = Field(default=8, description="rows of A and columns of B in each adapter")
     alpha: Annotated[float, Field(gt=0, allow_inf_nan=False)] = Field(

@@ -6,10 +6,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, Field, model_validator
 
 from mtrain.core.collective import differing
-from mtrain.core.interfaces import Array, Collective, HostBatch, Model, Module, Task, Variation
+from mtrain.core.interfaces import Array, Collective, HostBatch, Model, Module, PluginOptions, Task, Variation
 from mtrain.core.interfaces.model import WeightsFolder
 from mtrain.errors import CheckpointError, DataError, MtrainError, PluginError, SpecError
 from mtrain.spec.bounds import bounded_growth, memory_limit
@@ -21,10 +21,8 @@ from mtrain_language.base_weights import BASE, digest_of, weight_files
 from mtrain_language.loading import array_by_array
 
 
-class HuggingFaceOptions(BaseModel):
+class HuggingFaceOptions(PluginOptions):
     """Which model it is."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     path: PathText | None = Field(
         default=None,
@@ -76,8 +74,7 @@ class HuggingFaceModel(Model):
     # The layers of a stack are in a list, and have a number for a name: model.layers.3, transformer.h.0.
     recomputable: ClassVar[Sequence[str]] = (r"\.\d+$",)
 
-    def __init__(self, options: HuggingFaceOptions) -> None:
-        self.options = options
+    options: HuggingFaceOptions
 
     def check_framework(self, framework: str) -> None:
         """Refuse a backend that is not on torch.

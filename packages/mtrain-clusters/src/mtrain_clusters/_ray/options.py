@@ -2,15 +2,15 @@
 
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
+
+from mtrain.spec.section import PluginOptions
 
 Amount = Annotated[float, Field(gt=0)]
 
 
-class RayOptions(BaseModel):
+class RayOptions(PluginOptions):
     """The keys of ``cluster.options`` for the cluster ``ray``."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     address: str = Field(
         default="auto", description="HOST:PORT of the cluster, or ray://HOST:PORT; auto: RAY_ADDRESS, or the one here"

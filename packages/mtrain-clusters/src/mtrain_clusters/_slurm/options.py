@@ -3,7 +3,9 @@
 import re
 from typing import Annotated
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BeforeValidator, Field
+
+from mtrain.spec.section import PluginOptions
 
 # sbatch splits such a line at blanks, reads quotes, and takes ``#`` for a comment.
 WORD = re.compile(r"[A-Za-z0-9_.,:/@%+=()\[\]&|*!<>~^-]+")
@@ -49,10 +51,8 @@ Word = Annotated[str, BeforeValidator(_text), AfterValidator(_word)]
 Line = Annotated[str, AfterValidator(_line)]
 
 
-class SlurmOptions(BaseModel):
+class SlurmOptions(PluginOptions):
     """The options of sbatch and srun for a job. Options that are not set are left to Slurm's own defaults."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     time: (
         Annotated[

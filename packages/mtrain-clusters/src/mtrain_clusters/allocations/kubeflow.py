@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping
 from typing import ClassVar
 
-from mtrain.core.interfaces.allocation import MAX_HOST_NAME, MAX_HOSTS, Allocation, AllocationReader, NoOptions
+from mtrain.core.interfaces.allocation import MAX_HOST_NAME, MAX_HOSTS, Allocation, AllocationReader
 from mtrain.launchers.allocations.variables import evidence, number
 
 _FIRST_OF_PYTORCHJOB = re.compile(r"([a-z0-9-]+)-master-0(|\..+)")
@@ -16,7 +16,6 @@ _FIRST = re.compile(r"([a-z0-9-]+-)0(|\..+)")
 class Kubeflow(AllocationReader):
     """Each pod runs the command once, and is told how many there are, its own index and the name of the first."""
 
-    Options = NoOptions
     distance: ClassVar[int] = 40
 
     def read(self, environ: Mapping[str, str]) -> Allocation | None:

@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from mtrain.core.interfaces.allocation import Allocation, AllocationReader, NoOptions
+from mtrain.core.interfaces.allocation import Allocation, AllocationReader
 from mtrain.launchers.allocations.variables import evidence
 
 
@@ -14,7 +14,6 @@ class SageMaker(AllocationReader):
     ``SM_RESOURCE_CONFIG`` has all three; variables of their own count first.
     """
 
-    Options = NoOptions
     distance: ClassVar[int] = 41
 
     def read(self, environ: Mapping[str, str]) -> Allocation | None:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import ClassVar
 
-from mtrain.core.interfaces.allocation import Allocation, AllocationReader, NoOptions
+from mtrain.core.interfaces.allocation import Allocation, AllocationReader
 from mtrain.launchers.allocations.variables import Starter, evidence, number
 from mtrain.spec.files import read_text
 
@@ -18,7 +18,6 @@ class Lsf(AllocationReader):
     ``LSB_MCPU_HOSTS`` lists hosts and their slots in turn: "hostA 4 hostB 4".
     """
 
-    Options = NoOptions
     distance: ClassVar[int] = 31
 
     def read(self, environ: Mapping[str, str]) -> Allocation | None:
@@ -41,7 +40,6 @@ class Pbs(AllocationReader):
     The file ``PBS_NODEFILE`` names the host of each slot or MPI process, one a line, so that a host can occur often.
     """
 
-    Options = NoOptions
     distance: ClassVar[int] = 32
 
     def read(self, environ: Mapping[str, str]) -> Allocation | None:
@@ -90,7 +88,6 @@ class Jsrun(Starter):
 class IndexedJob(AllocationReader):
     """An indexed Job of Kubernetes: its pods know their own index but not how many there are, nor the others' names."""
 
-    Options = NoOptions
     distance: ClassVar[int] = 60
 
     def read(self, environ: Mapping[str, str]) -> Allocation | None:

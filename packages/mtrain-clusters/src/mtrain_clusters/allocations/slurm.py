@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import ClassVar
 
-from mtrain.core.interfaces.allocation import MAX_HOST_NAME, MAX_HOSTS, Allocation, AllocationReader, NoOptions
+from mtrain.core.interfaces.allocation import MAX_HOST_NAME, MAX_HOSTS, Allocation, AllocationReader
 from mtrain.launchers.allocations.variables import evidence, number
 
 WHOLE_JOB_STEPS = ("4294967290", "4294967291")
@@ -22,7 +22,6 @@ _RANGE = re.compile(r"([0-9]+)(?:-([0-9]+))?")
 class Slurm(AllocationReader):
     """A step of one task is a job of one host, however large the job around it is."""
 
-    Options = NoOptions
     distance: ClassVar[int] = 30
 
     def read(self, environ: Mapping[str, str]) -> Allocation | None:

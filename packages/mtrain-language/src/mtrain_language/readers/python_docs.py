@@ -7,12 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import ClassVar
 
-from pydantic import BaseModel
-
 from mtrain.core.interfaces import Dataset, SplitRequest
 from mtrain.errors import DataError
 from mtrain.spec.collector import pause
-from mtrain.spec.section import NoOptions
 from mtrain_language.documents import Document, Documents
 
 SHORTEST = 60
@@ -30,10 +27,6 @@ class PythonDocs(Dataset):
     """
 
     kind: ClassVar[str] = "language"
-    Options: ClassVar[type[BaseModel]] = NoOptions
-
-    def __init__(self, options: NoOptions | None = None) -> None:
-        return
 
     def read(self, request: SplitRequest) -> Documents:
         """Read the docstrings of one split.

@@ -5,9 +5,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
-from mtrain.core.interfaces import Dataset, SplitRequest
+from mtrain.core.interfaces import Dataset, PluginOptions, SplitRequest
 from mtrain.data.shards import files_of
 from mtrain.errors import DataError
 from mtrain.spec.bounds import bounded_reading, limit_of
@@ -25,10 +25,8 @@ MAX_BYTES = 4 << 30
 _SMALLER = "divide the file"
 
 
-class TextOptions(BaseModel):
+class TextOptions(PluginOptions):
     """Where a document stands in files with several fields."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     text: str = Field(default="text", description="field or column of the text")
     prompt: str | None = Field(
@@ -62,8 +60,7 @@ class TextFiles(Dataset):
     kind: ClassVar[str] = "language"
     Options = TextOptions
 
-    def __init__(self, options: TextOptions | None = None) -> None:
-        self.options = options or TextOptions()
+    options: TextOptions
 
     def read(self, request: SplitRequest) -> Documents:
         """Read one split into memory.
