@@ -46,6 +46,7 @@ ALONE = [
     "lsf-1-host",
     "pbs-1-host",
     "sagemaker-1-host",
+    "kubeflow-1-node",
     "kubernetes-pod",
     "stale-shell",
 ]

@@ -77,17 +77,17 @@ def refuse_unread(environ: Mapping[str, str], *, registry: Registry) -> None:
         UsageError: there is one; the message names the variable that shows it, and the package.
     """
     known = {entry.name for entry in registry.names(KIND)}
+    if _has_form(environ, "PET_NNODES", "(.*:)?1"):
+        known.add("indexed_job")  # The only pod of a TrainJob is one of an indexed Job, too.
     for name, forms in SEVERAL.items():
-        shown = (
-            "" if name in known else next((each for each in forms if _shows_several(environ, each, forms[each])), "")
-        )
+        shown = "" if name in known else next((each for each in forms if _has_form(environ, each, forms[each])), "")
         if shown and registry.policy.allows(KIND, name):
             what = f"{shown}={environ[shown][:MAX_ERROR]} shows several processes or hosts, and what reads it is"
             words = packages.absent(packages.bringing(KIND, name) or "", what)
             raise UsageError(f"{words}; for a job of this process alone, add --nnodes 1")
 
 
-def _shows_several(environ: Mapping[str, str], variable: str, form: str) -> bool:
+def _has_form(environ: Mapping[str, str], variable: str, form: str) -> bool:
     # Anybody may set a variable to anything, and forms are searched in it.
     value = environ.get(variable, "")[:MAX_READ]
     if value and variable.endswith("FILE"):  # of hosts, one of which may have several lines

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 from mtrain.core.interfaces.allocation import MAX_HOST_NAME, MAX_HOSTS, Allocation, AllocationReader
-from mtrain.launchers.allocations.variables import evidence, number
+from mtrain.launchers.allocations.variables import evidence, number, pods
 
 _FIRST_OF_PYTORCHJOB = re.compile(r"([a-z0-9-]+)-master-0(|\..+)")
 """Name of the master of a PyTorchJob, whose other pods are ``NAME-worker-0``, ``NAME-worker-1`` ..."""
@@ -20,8 +20,7 @@ class Kubeflow(AllocationReader):
 
     def read(self, environ: Mapping[str, str]) -> Allocation | None:
         """Return the pods, if there are several. ``PET_NNODES`` may be a range, "2:4", whose pods have no fixed names."""
-        nodes = environ.get("PET_NNODES", "")
-        hosts = number({"nodes": nodes.rpartition(":")[2]}, "nodes")
+        hosts = pods(environ)
         # One pod is a job of one host, which nobody has to be asked about.
         if hosts is None or hosts < 2:
             return None
@@ -31,7 +30,7 @@ class Kubeflow(AllocationReader):
             scheduler="Kubeflow",
             evidence=evidence(environ, "PET_NNODES", "PET_NODE_RANK", "PET_MASTER_ADDR"),
             hosts=hosts,
-            host_names=[] if ":" in nodes else _pods(first, hosts),
+            host_names=[] if ":" in environ["PET_NNODES"] else _pods(first, hosts),
             processes=hosts,
             process=place,
             processes_per_host=1,

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from mtrain.core.interfaces.allocation import Allocation, AllocationReader
-from mtrain.launchers.allocations.variables import Starter, evidence, number
+from mtrain.launchers.allocations.variables import Starter, evidence, number, pods
 from mtrain.spec.files import read_text
 
 MAX_NODEFILE_BYTES = 1 << 24
@@ -94,7 +94,7 @@ class IndexedJob(AllocationReader):
         """Return the place of this pod."""
         place = number(environ, "JOB_COMPLETION_INDEX")
         shown, scheduler = evidence(environ, "JOB_COMPLETION_INDEX"), "Kubernetes, as an indexed Job,"
-        if place is None:
+        if place is None or pods(environ) == 1:  # The only pod of a TrainJob is one of an indexed Job, too.
             return None
         return Allocation(scheduler=scheduler, evidence=shown, processes_per_host=1, process=place, place=place)
 
