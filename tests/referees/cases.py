@@ -132,14 +132,24 @@ REFEREES = (
     Referee(
         "transformers",
         "transformers",
-        tuple(
-            Script(
-                name,
-                f"transformers/tests/trainer/distributed/scripts/{name}.py",
-                words=("--output_dir", ".", "--use_cpu", "True", "--report_to", "none"),
-                result="losses.json" if name == "training_parity" else "",
-            )
-            for name in ("training_parity", "worker_seed", "dispatch_batches", "eval_ddp")
+        (
+            *(
+                Script(
+                    name,
+                    f"transformers/tests/trainer/distributed/scripts/{name}.py",
+                    words=("--output_dir", ".", "--use_cpu", "True", "--report_to", "none"),
+                    result="losses.json" if name == "training_parity" else "",
+                )
+                for name in ("training_parity", "worker_seed", "dispatch_batches", "eval_ddp")
+            ),
+            *(
+                Script(f"train, {name}", "trainer_cases.py", words=(name,), result="losses.json")
+                for name in ("train", "clip", "accumulate", "resume", "eval", "bf16")
+            ),
+            *(
+                Script(f"as a spec, {name}", "trainer_cases.py", (), (sys.executable,), words=("spec", name))
+                for name in ("train", "clip", "accumulate")
+            ),
         ),
         checkout=True,
     ),
