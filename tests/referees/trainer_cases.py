@@ -81,7 +81,7 @@ def run_case(name: str) -> None:
 
 
 def compare_spec(case: str) -> None:
-    """Train with their Trainer under mtrain, and the same as a spec; the losses of each update are within 1e-6."""
+    """Train with their Trainer under mtrain, and the same as a spec; the losses of each update are within 2e-6."""
     from mtrain.core.samples.sampler import Shuffled
 
     mtrain = [sys.executable, "-m", "mtrain"]
@@ -105,7 +105,7 @@ def compare_spec(case: str) -> None:
     theirs = json.loads(Path("losses.json").read_text())
     apart = max(abs(a - b) for a, b in zip(theirs, ours, strict=True))
     print(f"losses from {theirs[0]:.4f} to {theirs[-1]:.4f}; largest difference of one {apart:.2g}")
-    assert apart < 1e-6
+    assert apart < 2e-6
 
 
 if __name__ == "__main__":
