@@ -35,7 +35,7 @@ class ApiServer:
     asked: list[tuple[str, str]] = field(default_factory=list)
     """Method and path of every request."""
     forbidden: set[str] = field(default_factory=set)
-    """Plurals that this user may not create."""
+    """Plurals that this user may neither create nor list."""
     port: int = 0
 
     def kubeconfig(self, path: Path, *, namespace: str | None = None) -> Path:
@@ -85,6 +85,18 @@ class ApiServer:
             "status": {"phase": phase, "containerStatuses": [] if phase == "Pending" else [container]},
         }
 
+    def warn(self, kind: str, name: str, message: str, *, hour: int = 9, reason: str = "FailedCreate") -> None:
+        """Let a controller or a node tell something of an object at that hour."""
+        event = f"{name}-{len(self.objects)}"
+        self.objects["default", "events", event] = {
+            "metadata": {"name": event, "creationTimestamp": "2026-01-01T00:00:00Z"},
+            "involvedObject": {"kind": kind, "name": name},
+            "type": "Warning",
+            "reason": reason,
+            "message": message,
+            "lastTimestamp": f"2026-01-01T{hour:02d}:00:00Z",
+        }
+
     # --------------------------------------------------------------------------------------------------------- requests
     def answer(self, method: str, url: str, body: bytes) -> tuple[int, Any]:
         """Return the status and the content of an answer; text is a log."""
@@ -99,8 +111,15 @@ class ApiServer:
         if found["log"]:
             return 200, self.logs[name]
         if not name:
-            wanted = parse_qs(parts.query).get("labelSelector", [""])[0]
-            return 200, {"kind": "PodList", "apiVersion": "v1", "metadata": {}, "items": self._matching(plural, wanted)}
+            if plural in self.forbidden:
+                return _failure(403, f'{plural} is forbidden: User "me" cannot list resource')
+            wanted, fields = (parse_qs(parts.query).get(f"{what}Selector", [""])[0] for what in ("label", "field"))
+            return 200, {
+                "kind": "List",
+                "apiVersion": "v1",
+                "metadata": {},
+                "items": self._matching(plural, wanted, fields),
+            }
         key = (namespace, plural, name)
         if key not in self.objects:
             return _failure(404, f'{plural} "{name}" not found')
@@ -128,12 +147,20 @@ class ApiServer:
         self.objects[namespace, plural, name] = stored
         return 201, stored
 
-    def _matching(self, plural: str, selector: str) -> list[Mapping[str, Any]]:
-        wanted = dict(part.split("=", 1) for part in selector.split(",") if part)
+    def _matching(self, plural: str, labels: str, fields: str) -> list[Mapping[str, Any]]:
+        wanted, told = (dict(part.split("=", 1) for part in text.split(",") if part) for text in (labels, fields))
+
+        def told_of(value: Any, path: str) -> Any:
+            for key in path.split("."):
+                value = value[key]
+            return value
+
         return [
             value
             for (_, kind, _), value in list(self.objects.items())
-            if kind == plural and wanted.items() <= value["metadata"].get("labels", {}).items()
+            if kind == plural
+            and wanted.items() <= value["metadata"].get("labels", {}).items()
+            and all(told_of(value, path) == text for path, text in told.items())
         ]
 
 

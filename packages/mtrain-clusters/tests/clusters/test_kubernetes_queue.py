@@ -75,6 +75,42 @@ def test_the_state_follows_pods_and_conditions(server: ApiServer, options, plura
     assert "failed [Failed: PodFailurePolicy: Container failed, exit code 2]" in _mtrain("status")
 
 
+@pytest.mark.parametrize(
+    ("options", "label", "job"),
+    [((), "", "digits"), (TRAIN_JOB, "jobset.sigs.k8s.io/jobset-name", "digits-node-0")],
+)
+def test_a_waiting_job_tells_what_keeps_its_pods_from_running(server: ApiServer, options, label, job):
+    quota = 'pods "digits-1-x" is forbidden: exceeded quota: small, requested: cpu=4, used: cpu=4, limited: cpu=6'
+    _mtrain("submit", *FLAGS, *options)
+    server.warn("Job", job, quota)
+    server.warn("Job", job, "of an hour before", hour=8)
+    server.warn("Job", "other", "of another job", hour=10)
+    assert f"waiting [0 of 2 pods are running; FailedCreate: {quota}]" in _mtrain("status")
+    server.pod("digits-0-a", "digits", 0, "Running", label=label)
+    assert f"waiting on node-0 [1 of 2 pods are running; FailedCreate: {quota}]" in _mtrain("status")
+    server.pod("digits-1-a", "digits", 1, "Pending", label=label)
+    assert "waiting on node-0 [1 of 2 pods are running]" in _mtrain("status")  # it was created since
+    server.warn("Pod", "digits-1-a", 'configmap "c" not found', reason="FailedMount")
+    assert 'running; pod digits-1-a: FailedMount: configmap "c" not found]' in _mtrain("status")
+    pod = server.objects["default", "pods", "digits-1-a"]
+    waiting = {"reason": "ImagePullBackOff", "message": 'Back-off pulling image "mtrain:1"'}
+    pod["status"]["containerStatuses"] = [
+        {"name": "m", "state": {"waiting": waiting}, "image": "i", "imageID": "", "ready": False, "restartCount": 0}
+    ]
+    assert 'pod digits-1-a: ImagePullBackOff: Back-off pulling image "mtrain:1"]' in _mtrain("status")
+    unbound = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/2 nodes have room"}
+    pod["status"]["conditions"] = [unbound]
+    assert "pod digits-1-a: Unschedulable: 0/2 nodes have room]" in _mtrain("status")
+    server.pod("digits-1-a", "digits", 1, "Running", label=label)
+    assert "running on node-0, node-1 [2 of 2 pods are running]" in _mtrain("status")
+
+
+def test_who_may_not_read_events_is_told_the_state_without_them(server: ApiServer):
+    server.forbidden = {"events"}
+    _mtrain("submit", *FLAGS)
+    assert "waiting [0 of 2 pods are running]" in _mtrain("status")
+
+
 def _ended_pod(code: int | None, minute: int) -> SimpleNamespace:
     """A pod as the official client returns it, ended at that minute of an hour; None: it runs."""
     ended = (

@@ -127,6 +127,21 @@ class Client:
         found = self._call("pods", self._core.list_namespaced_pod, self.namespace, label_selector=text)
         return sorted(found.items, key=lambda pod: pod.metadata.creation_timestamp)
 
+    def warning(self, kind: str, name: str, *, since: str) -> str | None:
+        """Return the newest warning about an object; None: there is none, or this user may not read events."""
+        wanted = f"involvedObject.kind={kind},involvedObject.name={name},type=Warning"
+        try:
+            found = self._call("events", self._core.list_namespaced_event, self.namespace, field_selector=wanted)
+        except UsageError:
+            return None
+        # An event of an earlier object of this name may be an hour old.
+        times = [(event.last_timestamp or event.metadata.creation_timestamp, event) for event in found.items]
+        recent = [(time, event) for time, event in times if f"{time:%Y-%m-%dT%H:%M:%SZ}" >= since]
+        if not recent:
+            return None
+        _, newest = max(recent, key=lambda timed: timed[0])
+        return f"{newest.reason}: {newest.message}"
+
     def log(self, pod: str, *, follow: bool) -> Iterator[str]:
         """Yield the lines that a pod has printed. ``follow``: also those to come, until it ends."""
         response = self._call(

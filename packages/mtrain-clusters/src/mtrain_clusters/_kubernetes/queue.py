@@ -1,6 +1,7 @@
 """The queue of the cluster ``kubernetes``: an API server takes a job, tells its state, and ends it."""
 
 import contextlib
+import dataclasses
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -79,7 +80,10 @@ class KubernetesQueue(Queue):
             text = "the API server has no such job any more: it was deleted, or options.ttl_s have passed since its end"
             return QueueState(phase="unknown", text=text)
         pods = client.pods(self._pods_of(job))
-        return _state(document, pods)
+        creator = f"{job.id}-{trainjob.NODE}-0" if self.options.kind == "trainjob" else job.id
+        state = _state(document, pods)
+        obstacle = _obstacle(client, document, pods, creator) if state.phase == "waiting" else None
+        return state if obstacle is None else dataclasses.replace(state, text=f"{state.text}; {obstacle}")
 
     def logs(self, job: QueuedJob, *, follow: bool) -> Iterator[str]:
         """See ``Queue``: what the pods of the first host printed, one after the other where they were replaced."""
@@ -168,6 +172,32 @@ def _state(document: Manifest, pods: list[Any]) -> QueueState:
         text = f"Terminating: {text}"
     nodes = tuple(dict.fromkeys(pod.spec.node_name for pod in running if pod.spec.node_name))
     return QueueState(phase="running" if len(running) == wanted else "waiting", text=text, hosts=nodes)
+
+
+def _obstacle(client: Client, document: Manifest, pods: list[Any], creator: str) -> str | None:
+    """Return what keeps a pod from running, in the cluster's words; None: nothing that is told.
+
+    ``creator``: name of the Job that creates the pods.
+    """
+    since = document["metadata"].get("creationTimestamp", "")
+    for pod in pods:
+        if pod.status.phase == "Pending" and (
+            told := _pending(pod) or client.warning("Pod", pod.metadata.name, since=since)
+        ):
+            return f"pod {pod.metadata.name}: {told}"
+    there = [pod for pod in pods if pod.status.phase in ("Pending", "Running")]
+    return client.warning("Job", creator, since=since) if len(there) < _pods_wanted(document) else None
+
+
+def _pending(pod: Any) -> str | None:
+    """Return what the scheduler, or the node, says of a pod that has not started."""
+    for told in pod.status.conditions or ():
+        if told.type == "PodScheduled" and told.status == "False":
+            return f"{told.reason}: {told.message}"
+    for status in pod.status.container_statuses or ():
+        if status.state is not None and (told := status.state.waiting) is not None and told.message:
+            return f"{told.reason}: {told.message}"
+    return None
 
 
 def _pods_wanted(document: Manifest) -> int:
