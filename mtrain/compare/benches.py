@@ -239,7 +239,7 @@ def preflight(request: CompareRequest, benches: Sequence[Bench]) -> None:
     A backend that is not installed or refuses the job gets its row at once, and the others are compared.
 
     Raises:
-        UsageError: after refusals fewer than two backends are left to compare.
+        UsageError: fewer than two backends are left to compare; the reason of the first that is not.
     """
     from mtrain.jobs.preflight import job_checks as checks
     from mtrain.system import interpreter
@@ -259,6 +259,7 @@ def preflight(request: CompareRequest, benches: Sequence[Bench]) -> None:
         except SpecError:
             raise  # it would be wrong for every backend
         except UsageError as error:
+            refusals.append(error)
             bench.row = BackendRow(label=bench.variant.label, outcome="absent", reason=str(error).rstrip("; "))
             request.tell(f"{bench.variant.label}: not installed")
             continue

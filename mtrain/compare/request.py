@@ -107,7 +107,9 @@ def parse_variants(text: str) -> list[Variant]:
         variants.append(Variant(label=entry, name=name, options=options, overrides=overrides))
     labels = [variant.label for variant in variants]
     duplicates = sorted({label for label in labels if labels.count(label) > 1})
-    if duplicates or not variants:
-        problem = f"{', '.join(duplicates)} is given twice" if duplicates else "names no backend"
-        raise UsageError(f"--backends {text}: {problem}; expected for example ddp,horovod,deepspeed:stage=3")
+    if duplicates or len(variants) < 2:
+        problem = f"{', '.join(duplicates)} is given twice" if duplicates else "a comparison needs two backends or more"
+        raise UsageError(
+            f"--backends {text}: {problem}; expected the reference and others, such as ddp,horovod,deepspeed:stage=3"
+        )
     return variants

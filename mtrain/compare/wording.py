@@ -67,8 +67,6 @@ def headline(result: Comparison) -> str:
     missing = [row.label for row in result.rows if row.outcome != "done"]
     if missing:
         return f"The backends that ran agree; {join_words(missing)} did not run"
-    if len(result.rows) == 1:
-        return f"{result.rows[0].label} alone: nothing to compare with"
     return "A backend is not reproducible"
 
 

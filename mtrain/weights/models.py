@@ -74,17 +74,16 @@ def fit(file: Weights, expected_state: Expected) -> Match:
     """Match ``file`` with a model.
 
     Raises:
-        CheckpointError: Less than half of the file fits, and either another model fits better, which is named, or
-            nothing fits; or the BatchNorms of the file are folded into its convolutions.
+        CheckpointError: Less than half of the file fits; a model that fits better is named. Or the BatchNorms of the file are
+            folded into its convolutions.
     """
     result = refuse_folded(match(file, expected_state.state, expected_state.published))
     if result.share < _ENOUGH:
         better = closest(file, besides=expected_state.model, share=result.share)
-        if better is not None or not result.matched:
-            raise CheckpointError(
-                f"{file.path} ({file.description}): {len(result.matched)} of its {len(file.arrays)} arrays fit "
-                f"{expected_state.model} by name and shape{better or '; is it of another model?'}"
-            )
+        raise CheckpointError(
+            f"{file.path} ({file.description}): {len(result.matched)} of its {len(file.arrays)} arrays fit {expected_state.model} "
+            f"by name and shape{better or '; is it of another model, or of one with other options (--option)?'}"
+        )
     return result
 
 

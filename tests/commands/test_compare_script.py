@@ -152,7 +152,7 @@ def test_wrong_use_of_scripts_is_refused_before_anything_starts(arguments, messa
     monkeypatch.chdir(tmp_path)
     Path("broken.py").write_text("def\n")
     Path("good.py").write_text("import mtrain\n")
-    assert main(["compare", "--backends", "ddp", *arguments]) == 2
+    assert main(["compare", "--backends", "ddp,solo", *arguments]) == 2
     shown = capsys.readouterr()
     assert message in shown.err
     assert "Traceback" not in shown.err

@@ -19,8 +19,8 @@ COMPARE = [
 
 def request_and_bench(*overrides: str, **changes: object) -> tuple[CompareRequest, Bench]:
     loaded = config.load("vit_digits", overrides=[*SPEC, *overrides])
-    request = CompareRequest(backends="solo", config="vit_digits", updates=1, ranks=1, **changes)  # type: ignore[arg-type]
-    (variant,) = request.variants
+    request = CompareRequest(backends="solo,ddp", config="vit_digits", updates=1, ranks=1, **changes)  # type: ignore[arg-type]
+    variant, _ = request.variants
     return request, Bench(variant=variant, loaded=loaded, spec=loaded.spec, ranks=1, notes=[])
 
 

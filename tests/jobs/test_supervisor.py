@@ -411,8 +411,10 @@ def test_an_expected_error_ends_a_job_with_its_own_exit_code():
 def test_only_a_job_that_saves_is_told_that_nothing_is_saved(monkeypatch):
     assert explained(Asked(1), failure(at=101.0)).text == "ended before the state was saved; there is no checkpoint"
     monkeypatch.setattr(OneHost, "saves", False)
-    assert explained(Asked(1), failure(at=101.0)).text == "ended by SIGINT"
+    ended = "ended by SIGINT; there is no result: start it again"
+    assert explained(Asked(1), failure(at=101.0)).text == ended
     monkeypatch.setattr(OneHost, "knows_mtrain", False)
+    assert explained(Asked(1), failure(at=101.0)).text == "ended by SIGINT"
     assert explained(Asked(1), status=0).code == 130, "a script that has heard Ctrl-C and ends with 0"
     assert explained(Asked(), status=0).code == 0
     assert explained(Asked(1), failure(at=99.0)).text.endswith("why"), "what had failed before"

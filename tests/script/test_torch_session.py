@@ -661,6 +661,19 @@ def test_a_script_does_not_silently_win_over_a_flag():
         change_values(spec, {"train.clip_norm": 1.0}, outside_paths=outside, call="session.prepare")
 
 
+@pytest.mark.parametrize(("typed", "said"), [("train.updates", "train.epochs"), ("train.epochs", "train.updates")])
+def test_another_kind_of_length_than_the_script_has_is_refused_with_what_to_do(typed, said):
+    spec = change_values(config.load(PLAIN, environ={}).spec, {typed: 1, said: None})
+    changes = {said: 3, typed: None}
+    with pytest.raises(ScriptError) as refused:
+        change_values(spec, changes, outside_paths=frozenset({typed}), call="session.batches")
+    keyword = said.partition(".")[2]
+    expected = f"session.batches sets {said} to 3 in place of {typed}, but this job was started with {typed} 1; start it without"
+    assert str(refused.value).startswith(expected), refused.value
+    assert f"or leave {keyword}= out of the script" in str(refused.value)
+    assert "None" not in str(refused.value)
+
+
 def test_one_value_in_two_forms_is_no_contradiction():
     groups = {"optimizer.groups": [{"match": "bias", "weight_decay": 0.0, "learning_rate_factor": 1.0}, {"match": ""}]}
     spec = change_values(

@@ -93,7 +93,7 @@ def test_what_is_no_spec_is_refused_by_every_function(tmp_path, monkeypatch):
         mtrain.train,
         mtrain.evaluate,
         lambda spec: mtrain.predict(__file__, spec=spec, weights=__file__),
-        lambda spec: mtrain.compare_backends(spec, backends="solo"),
+        lambda spec: mtrain.compare_backends(spec, backends="solo,ddp"),
         lambda spec: mtrain.doctor(spec, quick=True),
         lambda spec: mtrain.run(__file__, spec=spec),
     ):

@@ -150,6 +150,16 @@ def test_weights_of_another_model_are_refused_and_that_model_is_named(arrays, la
         fit(file, expect(file, value))
 
 
+def test_a_small_part_of_a_file_is_no_file_of_the_model_though_no_other_model_fits_better():
+    arrays = dict(golden.yolov5("n"))
+    fitting = list(arrays)[:40]
+    others = {f"neck.{number}.weight": np.zeros((3, 2)) for number in range(60)}
+    file = weights({name: arrays[name] for name in fitting} | others)
+    with pytest.raises(CheckpointError, match=r"\d+ of its 100 arrays fit yolov5n .*other options \(--option\)"):
+        fit(file, expect(file, "yolov5n"))
+    assert len(fit(weights({name: arrays[name] for name in fitting}), expect(file, "yolov5n")).matched) == 40
+
+
 def test_weights_of_no_known_model_are_refused():
     file = weights({"classifier.weight": np.zeros((3, 2))})
     with pytest.raises(

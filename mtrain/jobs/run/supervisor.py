@@ -191,6 +191,8 @@ def explain(outcome: Outcome, requests: Requests, *, newest: Callable[[], Path |
             text = f"ended before the state was saved{cause}; {way_on}"
         else:
             text = f"ended by {requests.first.name}{cause}"
+            if outcome.plan.knows_mtrain:
+                text += "; there is no result: start it again"
         return Verdict(code=EXIT_CODES[requests.first], headline="ended", text=text)
     return outcome.judge()
 

@@ -32,6 +32,10 @@ def describe_script(values: Mapping[str, Any]) -> dict[str, Any]:
     return {**{key: value for key, value in values.items() if key != "model"}, "data": data}
 
 
+LENGTHS = {"train.epochs": "train.updates", "train.updates": "train.epochs"}
+"""The two ways to say how long a job trains; each one takes the place of the other."""
+
+
 def is_set(path: str, outside_paths: Iterable[str]) -> bool:
     """Return whether one of ``outside_paths`` is the value at ``path``, or a part of it."""
     return any(name == path or name.startswith(f"{path}.") for name in outside_paths)
@@ -60,8 +64,13 @@ def change_values(
     for path in changes:
         old, new = _at(before, path.split(".")), _at(after, path.split("."))
         if old != new and is_set(path, outside_paths):
+            # A length of the other kind empties this one, and only that is in the script.
+            other = LENGTHS.get(path) if new is None else None
+            said = f"{other} to {changes[other]!r} in place of {path}" if other else f"{path} to {new!r}"
+            keyword = (other or path).rpartition(".")[2]
             raise ScriptError(
-                f"{call} sets {path} to {new!r}, but this job was started with {path} {old!r}; leave one of them out"
+                f"{call} sets {said}, but this job was started with {path} {old!r}; start it without {path}, or leave "
+                f"{keyword}= out of the script"
             )
     return result
 
