@@ -139,19 +139,28 @@ def _need_bounded(folder: Path, folders: int, files: int) -> None:
         )
 
 
-def lines_of(file: Path) -> list[str]:
-    """Return the lines of a list file without surrounding blanks; empty lines are left out.
+def text_of(file: Path, *, expected: str, limit: int = MAX_LIST_BYTES) -> str:
+    """Return the text of a file.
+
+    Args:
+        file: A UTF-8 text file; a byte order mark is skipped.
+        expected: What the file must be, for messages.
+        limit: Largest file, in bytes.
 
     Raises:
-        DataError: it cannot be read, is not text, or is larger than ``MAX_LIST_BYTES``.
+        DataError: it cannot be read, is not text, or is larger than ``limit``.
     """
     try:
-        text = read_text(file, limit=MAX_LIST_BYTES)
+        return read_text(file, limit=limit)
     except OSError as error:
-        raise DataError(f"{file}: {error.strerror}; expected a text file") from error
+        raise DataError(f"{file}: {error.strerror}; expected {expected}") from error
     except ValueError as error:
-        raise DataError(f"{file}: {error}; expected a text file, saved as UTF-8") from error
-    return [line.strip() for line in text.splitlines() if line.strip()]
+        raise DataError(f"{file}: {error}; expected {expected}, saved as UTF-8") from error
+
+
+def lines_of(file: Path) -> list[str]:
+    """Return the lines of a list file (see ``text_of``) without surrounding blanks; empty lines are left out."""
+    return [line.strip() for line in text_of(file, expected="a text file").splitlines() if line.strip()]
 
 
 def name_some(names: Sequence[str], what: str) -> str:

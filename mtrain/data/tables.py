@@ -7,9 +7,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from mtrain.data.reading import MAX_LIST_BYTES
+from mtrain.data.reading import text_of
 from mtrain.errors import DataError
-from mtrain.spec.files import read_text
 
 SEPARATORS = (",", ";", "\t", "|")
 """Separators that are tried, in this order."""
@@ -36,12 +35,7 @@ def read_columns(file: Path, wanted: Sequence[str], *, separator: str | None, re
     Raises:
         DataError: the file cannot be read, is no CSV file, or lacks a column; the message names the columns it has.
     """
-    try:
-        text = read_text(file, limit=MAX_LIST_BYTES)
-    except OSError as error:
-        raise DataError(f"{file}: {error.strerror}; expected a CSV file") from error
-    except ValueError as error:
-        raise DataError(f"{file}: {error}; expected a CSV file, saved as UTF-8") from error
+    text = text_of(file, expected="a CSV file")
     if not text.strip():
         raise DataError(f"{file}: empty; expected a CSV file with the columns {', '.join(wanted)}")
     separators = SEPARATORS if separator is None else (separator,)

@@ -8,8 +8,8 @@ import numpy as np
 
 from mtrain.core.interfaces import Array, Evaluator, HostBatch, Task
 from mtrain.core.record_files import write_json
+from mtrain.data import reading
 from mtrain.errors import DataError
-from mtrain.spec.files import read_text
 from mtrain.spec.model import Spec
 from mtrain_language.chat import template_of
 from mtrain_language.section import GenerateSpec, data_of, has_conversations
@@ -25,12 +25,7 @@ def text_of(file: Path) -> str:
     Raises:
         DataError: It cannot be read, or holds no text.
     """
-    try:
-        text = read_text(file, limit=MAX_BYTES)
-    except OSError as error:
-        raise DataError(f"{file}: {error.strerror}; expected a text to continue") from error
-    except ValueError as error:
-        raise DataError(f"{file}: {error}; expected a text in UTF-8") from error
+    text = reading.text_of(file, expected="a text to continue", limit=MAX_BYTES)
     if not text.strip():
         raise DataError(f"{file}: empty; expected a text to continue")
     return text.removesuffix("\n")  # editors end the last line

@@ -8,10 +8,11 @@ from typing import Any, ClassVar
 from pydantic import Field, model_validator
 
 from mtrain.core.interfaces import Dataset, PluginOptions, SplitRequest
+from mtrain.data.reading import text_of
 from mtrain.data.shards import files_of
 from mtrain.errors import DataError
 from mtrain.spec.bounds import bounded_reading, limit_of
-from mtrain.spec.files import parse_json, read_text
+from mtrain.spec.files import parse_json
 from mtrain.spec.remedies import install
 from mtrain_language.documents import Document, Documents
 from mtrain_language.rendering import ASSISTANT
@@ -85,7 +86,7 @@ class TextFiles(Dataset):
                 raise DataError(
                     f"{file}: holds no conversation, which data.options.messages asks for; leave the file out"
                 )
-            text = _text(file)
+            text = text_of(file, expected="a text", limit=MAX_BYTES)
             return iter([Document(text)] if text.strip() else [])
         rows = _lines(file) if suffix in LINES else _table(file, self._columns())
         return (self._document(row, where) for where, row in rows)
@@ -128,17 +129,8 @@ def _conversation(found: Any, *, where: str) -> tuple[Mapping[str, str], ...]:
     return tuple({"role": turn["role"], "content": turn["content"]} for turn in found)
 
 
-def _text(file: Path) -> str:
-    try:
-        return read_text(file, limit=MAX_BYTES)
-    except OSError as error:
-        raise DataError(f"{file}: {error.strerror}; expected a text") from error
-    except ValueError as error:
-        raise DataError(f"{file}: {error}; expected a text in UTF-8") from error
-
-
 def _lines(file: Path) -> Iterator[tuple[str, Any]]:
-    for number, line in enumerate(_text(file).split("\n"), start=1):
+    for number, line in enumerate(text_of(file, expected="a text", limit=MAX_BYTES).split("\n"), start=1):
         if not line.strip():
             continue
         try:
