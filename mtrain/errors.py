@@ -23,6 +23,12 @@ MAX_PROBLEMS = 120
 """Most mistakes of a spec that are listed; the rest are only counted."""
 
 
+def first_few(names: Sequence[object], limit: int) -> str:
+    """Format names for a message: the first ``limit`` of them, then how many more there are."""
+    more = f" and {len(names) - limit} more" if len(names) > limit else ""
+    return ", ".join(map(str, names[:limit])) + more
+
+
 class MtrainError(Exception):
     """Base class of all errors that a user may see. They are printed without a traceback."""
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from mtrain.errors import DataError
+from mtrain.errors import DataError, first_few
 from mtrain.spec.suggest import closest
 
 LEFT_OUT = -1
@@ -48,8 +48,7 @@ class ClassChoice:
 
 
 def _some(texts: Sequence[str], start: str) -> list[str]:
-    more = f" and {len(texts) - _SHOWN} more" if len(texts) > _SHOWN else ""
-    return [f"{start}{', '.join(texts[:_SHOWN])}{more}"] if texts else []
+    return [start + first_few(texts, _SHOWN)] if texts else []
 
 
 def choose_classes(

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from mtrain.core.interfaces import Array
-from mtrain.errors import CheckpointError
+from mtrain.errors import CheckpointError, first_few
 from mtrain.spec.files import read_bytes
 from mtrain.weights.arrays import check_growth, dimensions
 from mtrain.weights.dcp_pieces import SavedPiece, SplitTensor
@@ -136,9 +136,9 @@ def _check_files(path: Path, tensors: Any) -> None:
             to_read[piece.file] += piece.length
     missing = sorted(file.name for file in ends if not file.is_file())
     if missing:
-        shown = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
         raise CheckpointError(
-            f"{path}: {shown} missing, of {len(ends)} files with its weights; each rank writes files of its own: copy those of all"
+            f"{path}: {first_few(missing, 3)} missing, of {len(ends)} files with its weights; each rank writes files of its "
+            "own: copy those of all"
         )
     for file, end in ends.items():
         if file.stat().st_size < end:

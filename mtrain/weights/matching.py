@@ -10,7 +10,7 @@ import numpy as np
 
 from mtrain.core.interfaces import Array, Published
 from mtrain.core.network.quantising import is_range
-from mtrain.errors import CheckpointError, SpecError
+from mtrain.errors import CheckpointError, SpecError, first_few
 from mtrain.weights.names import COUNTER, is_matrix, neutral_names
 from mtrain.weights.reading import Weights
 
@@ -101,8 +101,7 @@ class Match:
         return [f"{reason} ({_count_arrays(names)}): {self._list_names(names)}" for names, reason in reasons if names]
 
     def _list_names(self, names: Sequence[str]) -> str:
-        shown = [name + self._shape_of(name) for name in names[:_SHOWN]]
-        return ", ".join(shown) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
+        return first_few([name + self._shape_of(name) for name in names], _SHOWN)
 
     def _shape_of(self, name: str) -> str:
         in_file, in_model = self.shapes.get(name, ((), ()))

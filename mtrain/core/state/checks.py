@@ -1,14 +1,14 @@
 """Check that saved arrays fit a model, and that all ranks start from the same arrays."""
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 
 from mtrain.core.collective import differing
 from mtrain.core.interfaces import Array, Collective
-from mtrain.errors import CheckpointError, TrainingError
+from mtrain.errors import CheckpointError, TrainingError, first_few
 
 Shape = tuple[int, ...]
 
@@ -73,13 +73,9 @@ def check_equal_start(collective: Collective, own: str) -> None:
     ranks = differing(collective, own)
     if ranks:
         raise TrainingError(
-            f"ranks {_list_names(ranks)} start from other weights than rank 0; the model must be built from the seed alone "
+            f"ranks {first_few(ranks, 8)} start from other weights than rank 0; the model must be built from the seed alone "
             "and every rank must read the same file"
         )
-
-
-def _list_names(ranks: Sequence[int]) -> str:
-    return ", ".join(map(str, ranks[:8])) + (f" and {len(ranks) - 8} more" if len(ranks) > 8 else "")
 
 
 def aliases(entries: Mapping[str, Any]) -> dict[str, str]:

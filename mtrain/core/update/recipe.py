@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from mtrain.core.interfaces import Collective, Pruning, Quantise, Recipe
 from mtrain.core.ranks.meshes import mesh_of
 from mtrain.core.samples.sampler import Shares
-from mtrain.errors import SpecError
+from mtrain.errors import SpecError, first_few
 from mtrain.spec.model import Spec
 from mtrain.spec.training import GroupSpec, PruneSpec, QuantiseSpec
 
@@ -114,7 +114,7 @@ def assign(names: Iterable[str], groups: Sequence[tuple[str, object]]) -> list[l
             members[place].append(name)
     # A parameter in no group would silently stay at its start value.
     if orphans:
-        shown = ", ".join(orphans[:3]) + (f" and {len(orphans) - 3} more" if len(orphans) > 3 else "")
+        shown = first_few(orphans, 3)
         raise SpecError(f"optimizer.groups: no group takes {shown}; end the list with a group whose `match` is ''")
     return members
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from mtrain.core.checkpoint.format import read_description, shapes_of
 from mtrain.core.update.recipe import MOMENTS
-from mtrain.errors import CheckpointError
+from mtrain.errors import CheckpointError, first_few
 from mtrain.spec.model import Spec
 from mtrain.weights.outline import SpecOutline
 
@@ -50,18 +50,13 @@ def check_resume(
         places = [place for place, (then, now) in enumerate(zip(names, classes, strict=False)) if then != now]
         first = f"; label {places[0]} is {classes[places[0]]!r} here, {names[places[0]]!r} there" if places else ""
         raise CheckpointError(
-            f"{folder} was trained on other classes than the data of this job have: {_list(names)} there, {_list(classes)} "
-            f"here{first}. data.classes chooses, renames and orders classes; or start a new job from its weights with "
-            f"model.weights: {folder}"
+            f"{folder} was trained on other classes than the data of this job have: {first_few(names, _SHOWN)} there, "
+            f"{first_few(classes, _SHOWN)} here{first}. data.classes chooses, renames and orders classes; or start a "
+            f"new job from its weights with model.weights: {folder}"
         )
     if training:
         _check_moments(spec, saved, folder, list(weights))
     return [f"resumed with a change: {change}" for change in changes]
-
-
-def _list(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return f"{', '.join(map(str, names[:_SHOWN]))}{more}"
 
 
 def _changes(spec: Spec, saved: Mapping[str, Any], *, names: Sequence[str] | None, classes: int) -> list[str]:

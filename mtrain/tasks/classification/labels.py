@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from mtrain.data.classes import LEFT_OUT, ClassChoice
 from mtrain.data.reading import divide
 from mtrain.data.texts import Texts
-from mtrain.errors import DataError
+from mtrain.errors import DataError, first_few
 
 
 class Images(Protocol):
@@ -48,8 +48,7 @@ class LabelledImages:
     def report(self) -> list[str]:
         """Return the notes, and one sentence if some classes have no image."""
         empty = [name for name, count in self.histogram().items() if not count]
-        named = f"{', '.join(empty[:20])}{f' and {len(empty) - 20} more' if len(empty) > 20 else ''}"
-        return [*self.notes, *([f"classes without an image: {named}"] if empty else [])]
+        return [*self.notes, *([f"classes without an image: {first_few(empty, 20)}"] if empty else [])]
 
     def with_classes(self, choice: ClassChoice) -> "LabelledImages":
         """Return the images of some classes, under their new names."""

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from mtrain.errors import UsageError
+from mtrain.errors import UsageError, first_few
 from mtrain.spec.suggest import hint
 
 Verdict = Literal["passed", "failed", "not run"]
@@ -39,8 +39,7 @@ class Measure:
 
 def none_of(what: str, things: Sequence[str]) -> Measure:
     """Create a measure of things that must not exist; the first three are named."""
-    more = f" and {len(things) - 3} more" if len(things) > 3 else ""
-    return Measure(what=what, value=float(len(things)), bound=0.0, detail=", ".join(things[:3]) + more)
+    return Measure(what=what, value=float(len(things)), bound=0.0, detail=first_few(things, 3))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
