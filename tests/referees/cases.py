@@ -153,6 +153,13 @@ REFEREES = (
         ),
         checkout=True,
     ),
+    Referee(
+        "trainer",
+        "jsonschema",
+        Suite("kubeflow_manifests.py", theirs=(), ours=(sys.executable,), ranks=1),
+        environ={"RANK": "0"},
+        checkout=True,
+    ),
     Referee("torch", "torch", Suite("torch", torchrun(4), mtrain(ranks=4), ranks=4)),
     Referee(
         "horovod",

@@ -373,6 +373,7 @@ def job(tmp_path) -> QueuedJob:
     ("state", "reason", "code", "expected"),
     [
         ("PENDING", "Resources", "0:0", ("waiting", "PENDING (Resources)", None)),
+        ("EXPEDITING", "None", "0:0", ("waiting", "EXPEDITING", None)),
         ("RUNNING", "None", "0:0", ("running", "RUNNING", None)),
         ("COMPLETING", "None", "0:0", ("running", "COMPLETING", None)),
         ("COMPLETED", "None", "0:0", ("done", "COMPLETED", 0)),
@@ -425,9 +426,10 @@ def test_an_id_that_is_an_option_is_given_to_no_command(monkeypatch, job):
             ask(job)
 
 
-def test_followed_logs_end_with_the_last_line_of_a_job_that_has_ended(monkeypatch, job):
+@pytest.mark.parametrize("first", [["PENDING"], ["EXPEDITING"], ["SOMETHING_NEW"] * 2])
+def test_followed_logs_end_with_the_last_line_of_a_job_that_has_ended(monkeypatch, job, first):
     path = job.request.with_name("slurm-7.out")
-    states = iter(["PENDING", "RUNNING", "COMPLETED"])
+    states = iter([*first, "RUNNING", "COMPLETED"])
     monkeypatch.setattr("mtrain_clusters._slurm.queue.ASK_S", 0.0)
     monkeypatch.setattr("mtrain_clusters._slurm.queue.POLL_S", 0.0)
 
@@ -435,7 +437,7 @@ def test_followed_logs_end_with_the_last_line_of_a_job_that_has_ended(monkeypatc
         if "hostnames" in argv:
             return "node1\n"
         state = next(states)
-        if state != "PENDING":
+        if state not in first:
             path.write_text("one\ntw" if state == "RUNNING" else "one\ntwo\nthree")
         return SHOWN.format(state=state, reason="None", code="0:0", nodes="node1")
 

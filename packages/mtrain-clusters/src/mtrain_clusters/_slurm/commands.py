@@ -15,7 +15,7 @@ TIMEOUT_S = 120.0
 """Time that a command may take."""
 PHASES: Mapping[str, Phase] = {
     **dict.fromkeys(("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESV_DEL_HOLD"), "waiting"),
-    "SPECIAL_EXIT": "waiting",
+    **dict.fromkeys(("SPECIAL_EXIT", "EXPEDITING"), "waiting"),
     **dict.fromkeys(("RUNNING", "COMPLETING", "STAGE_OUT", "SIGNALING", "RESIZING", "STOPPED", "SUSPENDED"), "running"),
     "COMPLETED": "done",
     "CANCELLED": "cancelled",

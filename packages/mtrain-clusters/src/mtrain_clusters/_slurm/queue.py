@@ -64,7 +64,9 @@ class SlurmQueue(Queue):
                 pass
             elif time.monotonic() - asked >= ASK_S:
                 asked = time.monotonic()
-                ended = self.state(job).phase in (*ENDED, "unknown")
+                phase = self.state(job).phase
+                # A newer Slurm may have another state, which is no end while the controller knows the job.
+                ended = phase in ENDED or (phase == "unknown" and commands.current(job.id) is None)
             yield from _new_lines(_output(job), read, whole=ended)
             if ended:
                 return
