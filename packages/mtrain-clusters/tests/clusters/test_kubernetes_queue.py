@@ -56,6 +56,19 @@ def test_a_train_job_is_submitted_with_a_runtime_that_others_share(server: ApiSe
     assert server.names("configmaps") == ["one-spec", "two-spec"]
 
 
+def test_a_runtime_that_an_administrator_has_applied_serves_who_may_not_create_it(server: ApiServer):
+    _mtrain("submit", *FLAGS, *TRAIN_JOB, "--name", "one")
+    server.forbidden = {"clustertrainingruntimes"}  # as a real server, which refuses before it looks for the name
+    _mtrain("submit", *FLAGS, *TRAIN_JOB, "--name", "two")
+    assert server.names("trainjobs") == ["one", "two"]
+    (runtime,) = server.names("clustertrainingruntimes")
+    del server.objects["", "clustertrainingruntimes", runtime]
+    text = _mtrain("submit", *FLAGS, *TRAIN_JOB, "--name", "three", code=2)
+    assert 'is forbidden: User "me"' in text
+    assert "an administrator can apply it once" in text
+    assert server.names("trainjobs") == ["one", "two"]
+
+
 @pytest.mark.parametrize(
     ("options", "plural", "label"),
     [((), "jobs", ""), (TRAIN_JOB, "trainjobs", "jobset.sigs.k8s.io/jobset-name")],
@@ -151,6 +164,23 @@ def test_logs_are_those_of_the_first_host_and_of_its_pods_in_turn(server: ApiSer
     server.pod("digits-1-a", "digits", 1, "Running")
     server.logs = {"digits-0-a": "update 1\nsaved\n", "digits-0-b": "goes on: größer\nlast", "digits-1-a": "of another"}
     assert _mtrain("logs").splitlines() == ["update 1", "saved", "goes on: größer", "last"]
+
+
+def test_logs_of_a_failed_job_are_those_of_the_pod_that_failed_where_the_first_hosts_pods_were_deleted(
+    server: ApiServer,
+):
+    _mtrain("submit", *FLAGS)
+    server.pod("digits-1-a", "digits", 1, "Failed", code=143)
+    server.pod("digits-1-b", "digits", 1, "Failed", code=2)
+    server.logs = {"digits-1-a": "saved\n", "digits-1-b": "error: /nowhere: no such folder\n"}
+    assert _mtrain("logs") == ""  # the first host's pod is yet to come
+    server.end("digits", "Failed", reason="PodFailurePolicy")
+    for flags in ((), ("-f",)):
+        head, line = _mtrain("logs", *flags).splitlines()
+        assert (head, line) == (
+            "the pods of the first host were deleted; pod digits-1-b:",
+            "error: /nowhere: no such folder",
+        )
 
 
 def test_followed_logs_go_on_in_the_pod_that_replaces_another_until_the_job_ends(server: ApiServer, monkeypatch):

@@ -102,8 +102,10 @@ class Client:
             UsageError: the API server does not answer.
         """
         resource = RESOURCES[kind]
-        words = (resource.group, resource.version, self.namespace, resource.plural, name)
-        return dict(self._call(f"{kind} {name}", self._groups.get_namespaced_custom_object, *words))
+        place = (self.namespace,) if resource.namespaced else ()
+        method = "get_namespaced_custom_object" if place else "get_cluster_custom_object"
+        words = (resource.group, resource.version, *place, resource.plural, name)
+        return dict(self._call(f"{kind} {name}", getattr(self._groups, method), *words))
 
     def delete(self, kind: str, name: str) -> None:
         """Delete an object, and all that belongs to it before.

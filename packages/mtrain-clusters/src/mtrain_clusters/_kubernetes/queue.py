@@ -52,8 +52,7 @@ class KubernetesQueue(Queue):
         # The main object comes first: the others name it as their owner, by the uid that the server gives it.
         main, *others = _place(request, client.namespace)
         for document in (each for each in others if each["kind"] == CLUSTER_WIDE):
-            with contextlib.suppress(Existing):  # its name says what it contains
-                client.create(document)
+            _share(client, document)
         try:
             created = client.create(main)
         except Existing as error:
@@ -96,8 +95,13 @@ class KubernetesQueue(Queue):
                     if _has_started(pod):
                         yield from client.log(pod.metadata.name, follow=follow)
             if ended:
-                return
+                break
             time.sleep(POLL_S)
+        # A Job that fails for another host deletes the pods that still run, with what they printed.
+        failed = [] if shown or not self._has_ended(client, job) else client.pods(self._pods_of(job))
+        for pod in [pod for pod in failed if pod.status.phase == "Failed"][-1:]:
+            yield f"the pods of the first host were deleted; pod {pod.metadata.name}:"
+            yield from client.log(pod.metadata.name, follow=False)
 
     def cancel(self, job: QueuedJob) -> None:
         """See ``Queue``: delete the job; its pods get SIGTERM, and ``grace_s`` to save their state."""
@@ -123,6 +127,26 @@ class KubernetesQueue(Queue):
         except Missing:
             return True
         return _verdict(document) is not None
+
+
+def _share(client: Client, document: Manifest) -> None:
+    """Create an object that several jobs share, unless it is there: its name says what it contains.
+
+    Raises:
+        UsageError: it is not there, and the API server refuses it.
+    """
+    name = document["metadata"]["name"]
+    try:
+        client.create(document)
+    except Existing:
+        return
+    except UsageError as error:
+        # A server asks first whether this user may create it.
+        with contextlib.suppress(UsageError):
+            client.read(document["kind"], name)
+            return
+        remedy = "an administrator can apply it once, from what `mtrain plan` prints, and let you read it"
+        raise UsageError(f"{error}; {remedy}") from error
 
 
 def _place(request: Path, namespace: str) -> list[Manifest]:
