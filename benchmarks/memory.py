@@ -27,6 +27,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -55,13 +56,14 @@ class Phases:
         gc.collect()
         ctypes.CDLL(None).malloc_trim(0)
         Path("/proc/self/clear_refs").write_text("5")
-        before, start = resident(), time.perf_counter()
+        before, start, cpu = resident(), time.perf_counter(), time.process_time()
         result = work()
         self.found[name] = {
             "before": before,
             "peak": resident("VmHWM"),
             "after": resident(),
             "seconds": time.perf_counter() - start,
+            "cpu": time.process_time() - cpu,
         }
         return result
 
@@ -185,7 +187,13 @@ def built(session: Any, build: Any, recipe: Any, phases: Phases) -> Any:
     make_optimizer, before = session.optimizer, resident()
 
     def noted(*arguments: Any) -> Any:
-        phases.found["weights"] = {"before": before, "peak": resident("VmHWM"), "after": resident(), "seconds": 0.0}
+        phases.found["weights"] = {
+            "before": before,
+            "peak": resident("VmHWM"),
+            "after": resident(),
+            "seconds": 0.0,
+            "cpu": 0.0,
+        }
         return make_optimizer(*arguments)
 
     session.optimizer = noted
@@ -397,8 +405,18 @@ def rows(backend: str, ranks: int, results: list[dict[str, Any]]) -> Iterator[st
         )
         shown = " ".join(f"{need:.0f}" for need in needs)
         before, peak = (max(of[key] for of in measured) / MIB for key in ("before", "peak"))
-        seconds = max(of["seconds"] for of in measured)
-        yield f"| {backend} | {ranks} | {phase} | {before:.0f} | {peak:.0f} | {shown} | {mark} | {seconds:.1f} |"
+        seconds, cpu = max(of["seconds"] for of in measured), sum(of["cpu"] for of in measured)
+        yield f"| {backend} | {ranks} | {phase} | {before:.0f} | {peak:.0f} | {shown} | {mark} | {seconds:.2f} | {cpu:.2f} |"
+    found = [of["phases"] for of in results]
+    turns = sum(phase.startswith("peer, turn") for phase in found[0])
+    for kind, total in (("seconds", max), ("cpu", sum)):
+        ratios = [
+            total(of[f"save, turn {turn}"][kind] for of in found)
+            / total(of[f"peer, turn {turn}"][kind] for of in found)
+            for turn in range(1, turns)
+        ]
+        if ratios:
+            yield f"{backend}, {ranks} ranks: {kind} of a save, ours / theirs {median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
 
 
 def plot(everything: list[dict[str, Any]], path: Path) -> None:
@@ -473,7 +491,7 @@ def main() -> None:
 
         LlamaForCausalLM(llama(options.millions, None)[0]).save_pretrained(options.files)
     print(
-        "| backend | ranks | phase | MiB before | peak | needed by each rank | allowed | s |\n|---|--:|---|--:|--:|--:|--:|--:|"
+        "| backend | ranks | phase | MiB before | peak | needed by each rank | allowed | s | CPU s |\n|---|--:|---|--:|--:|--:|--:|--:|--:|"
     )
     everything = []
     for ranks in map(int, options.ranks.split(",")):

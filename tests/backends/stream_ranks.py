@@ -22,8 +22,8 @@ from torch import distributed as dist
 
 from mtrain.backends._torch.sharded import streams
 from mtrain.backends._torch.sharded.shards import spans_of
-from mtrain.backends._torch.sharded.streams import Gather, StateEntry, TorchStream
-from mtrain.core.checkpoint import format
+from mtrain.backends._torch.sharded.streams import Gather, SplitTorchStream, StateEntry, TorchStream
+from mtrain.core.checkpoint import format, together
 from mtrain.core.checkpoint.store import Checkpoints, CheckpointStore, NoCheckpoints
 from mtrain.core.interfaces import Array, Progress
 from mtrain.core.state.digest import digest_of_stream
@@ -39,7 +39,7 @@ SHAPES: dict[str, tuple[int, ...]] = {
 PHASES: dict[str, tuple[Any, str]] = {
     "copy": (streams, "_copy_to_host"),
     "header": (format.arrays_file, "header"),
-    "transfer": (streams, "_bytes"),
+    "transfer": (together, "_write_at"),
     "flush": (os, "fsync"),
     "publish": (format, "flush_folder"),
     "rename": (Path, "rename"),
@@ -54,6 +54,8 @@ class Rank:
     size: int
     folder: Path
     gather: Gather
+    sends: bool
+    """Whether parts are sent to rank 0; else ranks write them."""
     entries: dict[str, StateEntry] = field(default_factory=dict)
     expected: dict[str, Array] = field(default_factory=dict)
 
@@ -73,7 +75,8 @@ class Rank:
     def stream(self, *, copied: bool) -> TorchStream:
         moments = {"mean/third": self.entries["third"]}
         parts: Any = {"weights": self.entries, "ema": {}, "moments": moments}
-        return TorchStream(parts, {"updates": 3.0}, self.gather, copied=copied)
+        kind = TorchStream if self.sends else SplitTorchStream
+        return kind(parts, {"updates": 3.0}, self.gather, copied=copied)
 
     def checkpoints(self, *, asynchronous: bool) -> CheckpointStore:
         if self.rank:
@@ -175,9 +178,9 @@ def main(mode: str, meeting: str, rank: int, size: int, folder: Path) -> None:
     streams.BUCKET_BYTES = 1 << 20
     gather = Gather(rank=rank, size=size)
     gather.connect(timedelta(seconds=60))
-    name, *arguments = mode.split(":")
+    name, *arguments = mode.removeprefix("sent-").split(":")
     {"counts": counts, "background": background, "full": full, "killed": killed}[name](
-        Rank(rank, size, folder, gather), *arguments
+        Rank(rank, size, folder, gather, mode.startswith("sent-")), *arguments
     )
     gather.close()
     dist.destroy_process_group()

@@ -23,7 +23,7 @@ from mtrain.backends._torch import (
 from mtrain.backends._torch.collective import TorchCollective
 from mtrain.backends._torch.device import one_thread
 from mtrain.backends._torch.optimizer import TorchOptimizer
-from mtrain.backends._torch.sharded.streams import Gather, StateEntry, TorchStream
+from mtrain.backends._torch.sharded.streams import Gather, SplitTorchStream, StateEntry, TorchStream
 from mtrain.backends.base import Check
 from mtrain.backends.engine import Engine, LocalCollective
 from mtrain.core.completeness import check_members
@@ -165,7 +165,9 @@ class TorchEngine(Engine):
         """See ``Capabilities.stream``; sets buffers like ``state``."""
         model = state.inner(model)
         self.take_buffers_of_rank_0(model, optimizer)
-        return TorchStream(self.entries(model, optimizer), optimizer.counters(), self.gather, copied=copied)
+        entries = self.entries(model, optimizer)
+        kind = SplitTorchStream if self.gather.is_connected else TorchStream
+        return kind(entries, optimizer.counters(), self.gather, copied=copied)
 
     def entries(self, model: nn.Module, optimizer: TorchOptimizer) -> Mapping[Part, Mapping[str, StateEntry]]:
         """Return what this rank holds of each array of the state; live tensors."""

@@ -50,15 +50,22 @@ def file_order(outlines: Mapping[str, Outline]) -> list[str]:
     return sorted(outlines, key=lambda name: (_PLACES[_code(name, outlines[name])], name.encode()))
 
 
+def starts(outlines: Mapping[str, Outline]) -> dict[str, int]:
+    """Return where the values of each array begin after the header, in bytes; in the order of a file."""
+    places, end = {}, 0
+    for name in file_order(outlines):
+        places[name] = end
+        end += size_bytes(outlines[name])
+    return places
+
+
 def header(outlines: Mapping[str, Outline]) -> bytes:
     """Return the start of the file of arrays. Names get the prefix "/", because the format reserves ``__metadata__``."""
     entries = {}
-    end = 0
-    for name in file_order(outlines):
-        outline, start = outlines[name], end
-        end = start + size_bytes(outline)
-        code = _code(name, outline)
-        entries["/" + name] = {"dtype": code, "shape": list(outline.shape), "data_offsets": [start, end]}
+    for name, start in starts(outlines).items():
+        outline, code = outlines[name], _code(name, outlines[name])
+        offsets = [start, start + size_bytes(outline)]
+        entries["/" + name] = {"dtype": code, "shape": list(outline.shape), "data_offsets": offsets}
     text = json.dumps(entries, ensure_ascii=False, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     return len(text).to_bytes(8, "little") + text

@@ -29,10 +29,10 @@ from typing import IO, Any
 import numpy as np
 
 import mtrain
-from mtrain.core.checkpoint import arrays_file
+from mtrain.core.checkpoint import arrays_file, together
 from mtrain.core.checkpoint.arrays_file import MappedArrays
 from mtrain.core.checkpoint.background import Beside
-from mtrain.core.interfaces import Array, Part, Progress, State, StateStream
+from mtrain.core.interfaces import Array, Part, Progress, SplitStream, State, StateStream
 from mtrain.core.state.streams import WholeStream
 from mtrain.errors import CheckpointError
 from mtrain.spec import outputs
@@ -85,11 +85,27 @@ class Content:
         self.meta = meta or {}
         self.reading = in_file_order(stream)
         """All arrays, in the order in which they are written."""
+        self._shared: Path | None = None
+
+    def share(self, folder: Path) -> None:
+        """Agree with the other ranks of a split state whether they write their own parts into ``folder``."""
+        if isinstance(self.stream, SplitStream):
+            self._shared = together.agree(self.stream, folder)
+
+    def write_shared(self, folder: Path) -> dict[str, Any] | None:
+        """Write the files of arrays with the ranks that have agreed to; None if they have not."""
+        if self._shared != folder:
+            return None
+        assert isinstance(self.stream, SplitStream)
+        self._shared, self.reading = None, iter(())  # nothing is left to be read
+        return together.write(self.stream, files_in(folder), creates=True)
 
     def read_to_its_end(self) -> None:
         """Read the arrays that are left after writing has failed: other ranks send their parts of them all the same."""
         with suppress(Exception):
-            for _ in self.reading:
+            if self._shared is not None and isinstance(self.stream, SplitStream):
+                together.give_up(self.stream)
+            for _ in self.reading if self._shared is None else ():
                 pass
 
 
@@ -105,10 +121,12 @@ def write(folder: Path, saved: Saved | Content) -> None:
         else Content(WholeStream(saved.state), saved.progress, spec=saved.spec, meta=saved.meta)
     )
     folder.mkdir(mode=0o700)
-    with Beside() as hashing, Beside() as flushing:
-        writer = _Writer(hashing, flushing)
-        files = {name: writer.write(folder / name, _pack(content, part)) for part, name in ARRAYS.items()}
-        flushing.wait()
+    files = content.write_shared(folder)
+    if files is None:
+        with Beside() as hashing, Beside() as flushing:
+            writer = _Writer(hashing, flushing)
+            files = {path.name: writer.write(path, _pack(content, part)) for part, path in files_in(folder).items()}
+            flushing.wait()
     body = {
         "progress": asdict(saved.progress),
         "counters": content.stream.counters,
@@ -128,6 +146,11 @@ def write(folder: Path, saved: Saved | Content) -> None:
     }
     _write_file(folder / MANIFEST, _json(manifest | {"digest": _digest_of(manifest)}))
     flush_folder(folder)
+
+
+def files_in(folder: Path) -> dict[Part, Path]:
+    """Return the file of each part of the arrays."""
+    return {part: folder / name for part, name in ARRAYS.items()}
 
 
 def in_file_order(stream: StateStream) -> Iterator[Array | None]:
@@ -356,7 +379,7 @@ def load(folder: Path) -> Saved:
     try:
         body = _body(folder)
         progress = _progress(body)
-        parts = {part: MappedArrays(folder / name) for part, name in ARRAYS.items()}
+        parts = {part: MappedArrays(path) for part, path in files_in(folder).items()}
         counters = {name: float(value) for name, value in body["counters"].items()}
         spec, extra = body["spec"], body["extra"]
     except (ValueError, KeyError, TypeError, AttributeError) as error:

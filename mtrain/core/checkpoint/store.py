@@ -16,12 +16,13 @@ from contextlib import ExitStack, contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from mtrain.core.checkpoint import format as files
+from mtrain.core.checkpoint import together
 from mtrain.core.checkpoint.background import Background
 from mtrain.core.checkpoint.format import Content, Saved, load, progress_of, verify
-from mtrain.core.interfaces import Progress, State, StateStream
+from mtrain.core.interfaces import Progress, SplitStream, State, StateStream
 from mtrain.core.overriding import override
 from mtrain.core.state.streams import WholeStream
 from mtrain.errors import TrainingError
@@ -107,7 +108,7 @@ class CheckpointStore(ABC):
 
 
 class NoCheckpoints(CheckpointStore):
-    """The store of ranks that do not write: they send rank 0 their parts of the arrays, and find nothing."""
+    """The store of the other ranks: they write their parts of the arrays or send them to rank 0, and find nothing."""
 
     def __init__(self, *, asynchronous: bool = False) -> None:
         super().__init__(asynchronous=asynchronous)
@@ -181,6 +182,7 @@ class Checkpoints(CheckpointStore):
         name = folder_of(self.folder, content.progress.update).name
         temporary = self.folder / f"{TEMPORARY}{name}@{socket.gethostname()}@{os.getpid()}"
         try:
+            content.share(temporary)
             shutil.rmtree(temporary, ignore_errors=True)
             self._make_room()
             files.write(temporary, content)
@@ -235,7 +237,12 @@ class Checkpoints(CheckpointStore):
 
 
 def _send(stream: StateStream) -> None:
-    """Send rank 0 this rank's parts of all arrays."""
+    """Write this rank's parts of all arrays, or send them to rank 0, which tells what has failed."""
+    folder = together.agree(stream, None) if isinstance(stream, SplitStream) else None
+    if folder is not None:
+        with suppress(OSError):
+            together.write(cast("SplitStream", stream), files.files_in(folder), creates=False)
+        return
     for _ in files.in_file_order(stream):
         pass
 

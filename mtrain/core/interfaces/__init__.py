@@ -20,7 +20,7 @@ from mtrain.core.interfaces.optimizer import Optimizer, Rates
 from mtrain.core.interfaces.options import PluginOptions
 from mtrain.core.interfaces.recipe import Mesh, Pruning, Quantise, Recipe
 from mtrain.core.interfaces.session import Narrow, RankSession
-from mtrain.core.interfaces.state import Outline, Part, Progress, State, StateStream, Why
+from mtrain.core.interfaces.state import Outline, Part, Progress, SplitStream, State, StateStream, Why
 from mtrain.core.interfaces.task import ImageData, JobData, Remark, Table, TaskData, TaskKind
 from mtrain.core.interfaces.tensors import Array, Batch, HostBatch, Module, Precision, T, Tensor
 
@@ -63,6 +63,7 @@ __all__ = [
     "Source",
     "Split",
     "SplitRequest",
+    "SplitStream",
     "State",
     "StateStream",
     "T",

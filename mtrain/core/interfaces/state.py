@@ -3,7 +3,7 @@
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 from mtrain.core.interfaces.tensors import Array
 
@@ -58,6 +58,23 @@ class StateStream(Protocol):
         An array may share memory with the model unless the stream was copied, and is C-contiguous. It should be dropped
         before the next one is read.
         """
+        ...
+
+
+@runtime_checkable
+class SplitStream(StateStream, Protocol):
+    """A stream of arrays that are split over ranks, each of which may write what it holds instead of sending it."""
+
+    rank: int
+
+    @abstractmethod
+    def held(self, part: Part, names: Sequence[str]) -> Iterator[tuple[str, int, Array]]:
+        """Yield what this rank contributes to the arrays ``names``: name, first element in the flattened array, 1-D values."""
+        ...
+
+    @abstractmethod
+    def exchange(self, value: Any) -> list[Any]:
+        """Return the plain values of all ranks, by rank. Every rank must call; in the thread that saves."""
         ...
 
 

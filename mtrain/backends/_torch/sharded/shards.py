@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import pairwise, product
 from math import prod
 
 import torch
@@ -48,6 +48,22 @@ def sent_length(rank: int, layout: Layout) -> int:
         return prod(end - first for first, end in layout.held[rank]) if layout.first[rank] else 0
     first, end = layout[rank]
     return end - first
+
+
+def runs(rank: int, layout: Layout, shape: tuple[int, ...]) -> Iterator[tuple[int, int]]:
+    """Yield [first, end) in the flattened array of the stretches that ``rank`` contributes, in the order of its elements."""
+    if not sent_length(rank, layout):
+        return
+    if not isinstance(layout, Boxes):
+        yield layout[rank]
+        return
+    box = layout.held[rank]
+    steps = [prod(shape[axis + 1 :]) for axis in range(len(shape))]
+    cut = max((axis for axis, span in enumerate(box) if span != (0, shape[axis])), default=0)
+    length = (box[cut][1] - box[cut][0]) * steps[cut] if box else 1
+    for places in product(*(range(first, end) for first, end in box[:cut])):
+        first = sum(place * step for place, step in zip((*places, box[cut][0]) if box else (), steps, strict=False))
+        yield first, first + length
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,8 @@ from torch import Tensor
 from torch import distributed as dist
 
 from mtrain.backends._torch import state
-from mtrain.backends._torch.sharded.shards import Layout, held_by, sent_length
+from mtrain.backends._torch.collective import DistributedCollective
+from mtrain.backends._torch.sharded.shards import Layout, held_by, runs, sent_length
 from mtrain.core.interfaces import Array, Outline, Part
 
 BUCKET_BYTES = 16 << 20
@@ -46,6 +47,15 @@ class Gather:
         """
         if self._group is None and self._size > 1:
             self._group = dist.new_group(backend="gloo", timeout=timeout)
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether there are other ranks to which ``connect`` has connected this one."""
+        return self._group is not None
+
+    def exchange(self, value: Any) -> list[Any]:
+        """Return the plain values of all ranks; every rank must call."""
+        return DistributedCollective(host_group=self._group).all_gather(value)
 
     def close(self) -> None:
         """Drop the connection."""
@@ -150,6 +160,32 @@ class TorchStream:
         """See ``StateStream.arrays``."""
         entries = self._entries[part]
         return self._gather.arrays([entries[name] for name in names])
+
+
+class SplitTorchStream(TorchStream):
+    """See ``core.interfaces.SplitStream``; its gather is connected."""
+
+    @property
+    def rank(self) -> int:
+        """This rank."""
+        return self._gather.rank
+
+    def held(self, part: Part, names: Sequence[str]) -> Iterator[tuple[str, int, Array]]:
+        """See ``SplitStream.held``."""
+        for name in names:
+            entry = self._entries[part][name]
+            if entry.layout is None:
+                if self.rank == 0:
+                    yield name, 0, state.on_host(entry.tensor).reshape(-1)
+            elif length := sent_length(self.rank, entry.layout):
+                values, done = state.on_host(entry.tensor.detach().reshape(-1)[:length]), 0
+                for first, end in runs(self.rank, entry.layout, entry.shape):
+                    yield name, first, values[done : done + end - first]
+                    done += end - first
+
+    def exchange(self, value: Any) -> list[Any]:
+        """See ``SplitStream.exchange``."""
+        return self._gather.exchange(value)
 
 
 def _copy_to_host(entries: Mapping[Part, Mapping[str, StateEntry]], *, rank: int) -> dict[Part, dict[str, StateEntry]]:
