@@ -260,7 +260,7 @@ OWN = {
         "mtrain_deploy/pruning/worker", "jobs/plan/micro_batch", "launchers/withheld", "rank/spec/predict", "rank/worker",
         "compare/jobs", "records/reporters/tensorboard", "mtrain_ui/trackers/tracker", "mtrain_ui/trackers/visualdl",
         "mtrain_clusters/_slurm/queue", "system/log_limit",
-        "system/copied",
+        "system/copied", "core/checkpoint/together",
     ),
     "of the account, the installation or the kernel": (
         "commands/options", "core/compiling", "mtrain_deploy/serving/page", "jobs/preflight/facts",
