@@ -1,8 +1,8 @@
 """DeepSpeed's own unit tests, in the process group of this job instead of processes that each test starts for itself.
 
-Loaded by on_ranks.py; REFEREES/DeepSpeed is a checkout. Tests of other numbers of ranks are left out; those that its own marks or
-conditions skip on a CPU are skipped. A test's temporary folder is one for all ranks. Under mtrain they run with what mtrain
-changes in DeepSpeed before it starts.
+Loaded by on_ranks.py; REFEREES/DeepSpeed is a checkout. Tests of other numbers of ranks and those that make their own group are
+left out; those that its own marks or conditions skip on a CPU are skipped. A test's temporary folder is one for all ranks. Under
+mtrain they run with what mtrain changes in DeepSpeed before it starts.
 """
 
 import contextlib
@@ -46,8 +46,9 @@ class Watch:
         self.reports: list[Any] = []
 
     def pytest_collection_finish(self, session: Any) -> None:
-        """Keep the names of what this number of ranks can run."""
-        self.names = [item.nodeid for item in session.items if RANKS in ranks_of(item)]
+        """Keep the names of what this number of ranks can run in a group that is there."""
+        joins = [item for item in session.items if getattr(item.cls, "init_distributed", True)]
+        self.names = [item.nodeid for item in joins if RANKS in ranks_of(item)]
 
     def pytest_runtest_logreport(self, report: Any) -> None:
         """Keep what is no mere success."""
