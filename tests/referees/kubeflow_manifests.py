@@ -4,20 +4,21 @@ Loaded by on_ranks.py; REFEREES/trainer is a checkout of github.com/kubeflow/tra
 a field that a schema does not have is an error. Variables are those that the plugins in `pkg/runtime/framework/plugins` set.
 """
 
+import importlib
 import os
 import sys
 import unittest
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import yaml
 
 from mtrain.jobs.hosts.allocation import recognise
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "packages/mtrain-clusters/tests")]
-from clusters import manifests  # noqa: E402
+manifests: Any = importlib.import_module("clusters.manifests")
+jsonschema: Any = importlib.import_module("jsonschema")  # without types
 
 TRAINER = Path(os.environ["REFEREES"]) / "trainer"
 FIRST = "job-node-0-0.job"
