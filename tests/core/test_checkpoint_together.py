@@ -3,7 +3,7 @@
 import errno
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ import pytest
 
 from mtrain.core.checkpoint import format, store, together
 from mtrain.core.checkpoint.store import Checkpoints, CheckpointStore, NoCheckpoints
-from mtrain.core.interfaces import Array, Outline, Part, Progress, SplitStream, State
+from mtrain.core.interfaces import Array, Outline, Part, Progress, State
 from mtrain.errors import TrainingError
 
 STATE = State(
@@ -43,7 +43,7 @@ class Stream:
 
     def __init__(self, rank: int, meeting: Meeting) -> None:
         self.counters = STATE.counters
-        self.outlines = {
+        self.outlines: Mapping[Part, Mapping[str, Outline]] = {
             part: {name: Outline(x.shape, x.dtype) for name, x in getattr(STATE, part).items()}
             for part in format.ARRAYS
         }
@@ -75,7 +75,6 @@ def save_on(
 
     def rank_main(rank: int) -> None:
         stream = Stream(rank, meeting)
-        assert isinstance(stream, SplitStream)
         change(stream)
         checkpoints: CheckpointStore = NoCheckpoints()
         if rank == 0:
@@ -125,7 +124,6 @@ def test_ranks_that_do_not_all_see_the_folder_send_their_parts(tmp_path: Path, m
 def failing(rank: int) -> Callable[[Stream], None]:
     def held(*_: Any) -> Iterator[tuple[str, int, Array]]:
         raise OSError(errno.ENOSPC, "No space left on device")
-        yield
 
     return lambda stream: setattr(stream, "held", held) if stream.rank == rank else None
 
