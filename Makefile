@@ -44,7 +44,7 @@ $(VENV)/bin/python:
 	@scripts/quietly scripts/make-venv $(VENV)
 
 $(VENV)/.installed-ddp: $(PROJECTS) constraints.txt | $(VENV)/bin/python
-	@echo "installing mtrain and torch into $(VENV): about a minute"
+	@echo "installing mtrain and torch into $(VENV): a minute, or some on a slow machine"
 	@scripts/quietly scripts/install $(PY) ddp,vision,report,tensorboard $(SHOWN) -c constraints.txt
 	@touch $@
 

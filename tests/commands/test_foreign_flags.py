@@ -10,6 +10,8 @@ from click.testing import CliRunner
 from mtrain.commands import front, main
 from mtrain.commands.foreign_flags import MEGATRON
 from mtrain.errors import SpecError
+from mtrain.jobs.preflight.job_checks import check
+from mtrain.spec.resolved import Resolved
 from tests.commands.test_front_door import here, parse  # noqa: F401  # the fixture empties the folder and the environment
 
 
@@ -196,6 +198,14 @@ def test_layers_that_the_model_does_not_have_are_refused_before_any_rank_starts(
         assert main([*arguments, *shlex.split(line)]) == 2
         assert told in capsys.readouterr().err
     assert not (here / "runs").exists()
+
+
+def test_the_start_says_how_much_is_frozen(here):  # noqa: F811
+    sizes = "'data.options={train: 4, val: 2, size: 64}' data.root=d data.image_size=64 train.batch_size=2"
+    spec = flags(f"-b solo --freeze 2 -o model.name=yolov5n {sizes}", config="digits").spec
+    assert [note for note in check(Resolved.of(spec), size=1) if "freeze" in note] == [
+        "train.freeze: 6 of 178 arrays, 0.4% of their numbers, are not trained"
+    ]
 
 
 # ------------------------------------------------------------------------------------------------------------- --eval

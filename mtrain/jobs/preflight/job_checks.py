@@ -2,6 +2,7 @@
 
 import os
 import sys
+from math import prod
 from pathlib import Path
 
 from mtrain.core.checkpoint.format import MANIFEST, read_description, size_of
@@ -44,14 +45,18 @@ def _check_score(spec: Spec, evaluator: Evaluator) -> None:
         )
 
 
-def _check_freeze(spec: Spec, outline: SpecOutline) -> None:
-    """Refuse patterns of ``train.freeze`` that freeze nothing, or everything."""
+def _check_freeze(spec: Spec, outline: SpecOutline) -> list[str]:
+    """Refuse patterns of ``train.freeze`` that freeze nothing, or everything; return a sentence about what is frozen."""
     if not spec.train.freeze or outline.state is None:  # Without an outline of the model, the ranks check it later.
-        return
+        return []
     names = [name for name in outline.state if name.rpartition(".")[2] not in ("running_mean", "running_var", COUNTER)]
     check_frozen(names, spec.train.freeze)
-    if all(is_frozen(name, spec.train.freeze) for name in names):
+    sizes = {name: prod(outline.state[name].shape) for name in names}
+    frozen = {name: size for name, size in sizes.items() if is_frozen(name, spec.train.freeze)}
+    if len(frozen) == len(names):
         raise SpecError(f"train.freeze: {spec.train.freeze} leaves no parameter to train; freeze fewer")
+    share = sum(frozen.values()) / sum(sizes.values())
+    return [f"train.freeze: {len(frozen)} of {len(names)} arrays, {share:.1%} of their numbers, are not trained"]
 
 
 def check(job: Resolved, *, size: int, training: bool = True, resumed: Path | None = None) -> list[str]:
@@ -99,7 +104,7 @@ def check(job: Resolved, *, size: int, training: bool = True, resumed: Path | No
         blocks_to_recompute(spec, job.model)
         check_teacher(job, classes)
         _check_room(spec, resumed, outline)
-        _check_freeze(spec, outline)
+        notes += _check_freeze(spec, outline)
         order = Shuffled(task.length("train"), global_batch=spec.train.batch_size, seed=spec.train.seed)
         total_updates(spec, order.updates_per_epoch)
         task.sample_weights({})
