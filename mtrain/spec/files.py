@@ -77,7 +77,7 @@ def read_bytes(path: Path, *, limit: int) -> bytes:
 def _with_the_rest(content: bytes, descriptor: int, *, limit: int) -> bytes:
     """Return ``content`` and what follows it, up to a little more than ``limit`` bytes in all."""
     parts, size = [content], len(content)
-    while size <= limit and (more := os.read(descriptor, _PART)):
+    while size <= limit and (more := os.read(descriptor, min(_PART, limit + 1))):
         parts.append(more)
         size += len(more)
     return b"".join(parts)
