@@ -16,6 +16,9 @@ from torch import nn
 
 import mtrain_trace
 
+# On the CPU, DeepSpeed would compile this operator at its start, which takes minutes; no training needs it.
+deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+
 SAMPLES, BATCH, UPDATES = 64, 8, 5
 
 

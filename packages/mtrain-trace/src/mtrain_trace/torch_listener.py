@@ -362,6 +362,7 @@ class TorchListener:
         done, watched.open = watched.open, None
         watched.versions, watched.depth = _versions(watched.holding), 0
         if self._clip is not None:
+            self._clip.passes = None
             done.clip, self._clip = self._clip, None
         done.record["skipped"] = not done.stepped
         # By the next update all copies have arrived: writing then waits for no device.
