@@ -70,4 +70,4 @@ def test_the_command_of_the_wheel_records_and_joins_once(python: Path, tmp_path:
     # The installed startup file and the folder in PYTHONPATH meet in one process.
     words = [python, "-m", "mtrain_trace", "run", "--out", tmp_path / "t", "--", python, "-c", SCRIPT]
     done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert "1 updates of 1 process(es)" in done.stderr, done.stderr
+    assert "1 update of 1 process in" in done.stderr, done.stderr

@@ -132,7 +132,11 @@ def _run(options: argparse.Namespace, command: list[str]) -> int:
         raise
     for remark in trace.remarks:
         say(f"mtrain-trace: {remark}", file=sys.stderr)
-    say(f"mtrain-trace: {len(trace.updates)} updates of {len(traces)} process(es) in {options.out}", file=sys.stderr)
+    updates, processes = len(trace.updates), len(traces)
+    say(
+        f"mtrain-trace: {updates} update{'s' * (updates != 1)} of {processes} process{'es' * (processes != 1)} in {options.out}",
+        file=sys.stderr,
+    )
     return 128 - status if status < 0 else status
 
 
