@@ -67,9 +67,15 @@ class CompareRequest:
         """Return the entries of ``backends``.
 
         Raises:
-            UsageError: an entry is malformed, or occurs twice.
+            UsageError: an entry is malformed, or occurs twice, or there is one alone.
         """
-        return parse_variants(self.backends)
+        variants = parse_variants(self.backends)
+        if len(variants) < 2:
+            raise UsageError(
+                f"--backends {self.backends}: a comparison needs two backends or more; expected the reference and others, such as "
+                "ddp,horovod,deepspeed:stage=3"
+            )
+        return variants
 
     @property
     def bounds(self) -> Profile:
@@ -107,9 +113,7 @@ def parse_variants(text: str) -> list[Variant]:
         variants.append(Variant(label=entry, name=name, options=options, overrides=overrides))
     labels = [variant.label for variant in variants]
     duplicates = sorted({label for label in labels if labels.count(label) > 1})
-    if duplicates or len(variants) < 2:
-        problem = f"{', '.join(duplicates)} is given twice" if duplicates else "a comparison needs two backends or more"
-        raise UsageError(
-            f"--backends {text}: {problem}; expected the reference and others, such as ddp,horovod,deepspeed:stage=3"
-        )
+    if duplicates or not variants:
+        problem = f"{', '.join(duplicates)} is given twice" if duplicates else "names no backend"
+        raise UsageError(f"--backends {text}: {problem}; expected for example ddp,horovod,deepspeed:stage=3")
     return variants

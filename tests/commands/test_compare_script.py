@@ -103,7 +103,7 @@ def test_scripts_that_end_early_or_train_nothing_have_a_row_that_says_so(tmp_pat
 def test_a_script_without_a_session_has_nothing_to_compare(tmp_path):
     script = tmp_path / "other.py"
     script.write_text("print('I train elsewhere')\n")
-    _, printed, _ = compare(tmp_path / "out", script, "solo", "--ranks", "1", status=3)
+    _, printed, _ = compare(tmp_path / "out", script, "solo,ddp", "--ranks", "1", status=3)
     assert "solo failed: other.py ended without a loop over session.batches(...)" in printed
 
 

@@ -30,7 +30,9 @@ def main(names: list[str]) -> int:
     """Run the referees, write the page unless ``--no-page`` is given; 1 where a case fails under mtrain alone."""
     writes_page, names = "--no-page" not in names, [name for name in names if name != "--no-page"]
     if unknown := set(names) - {referee.name for referee in REFEREES}:
-        print(f"{', '.join(sorted(unknown))}: expected {', '.join(referee.name for referee in REFEREES)}", file=sys.stderr)
+        print(
+            f"{', '.join(sorted(unknown))}: expected {', '.join(referee.name for referee in REFEREES)}", file=sys.stderr
+        )
         return 2
     for referee in REFEREES:
         if names and referee.name not in names:
