@@ -10,6 +10,7 @@ import os
 import re
 import sys
 import unittest
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -103,12 +104,8 @@ def build_operators() -> None:
     if "RANK" not in os.environ:
         from deepspeed.accelerator import get_accelerator
 
-        output = os.dup(1)
-        os.dup2(2, 1)  # what compilers print is no name of a test
         for name in OPERATORS:
             get_accelerator().create_op_builder(name).load(verbose=False)
-        sys.stdout.flush()
-        os.dup2(output, 1)
 
 
 def join() -> None:
@@ -133,8 +130,18 @@ def join() -> None:
 
 def load_tests(_loader: Any, _tests: Any, _pattern: Any) -> unittest.TestSuite:
     """All tests of the files."""
-    build_operators()
     watch = Watch()
-    with contextlib.redirect_stdout(sys.stderr):  # names alone are printed
+    with names_alone():
+        build_operators()
         pytest.main([*(str(TESTS / "unit" / file) for file in FILES), "--collect-only", "-qq", *WORDS], plugins=[watch])
     return unittest.TestSuite(Unit(node) for node in watch.names)
+
+
+@contextlib.contextmanager
+def names_alone() -> Iterator[None]:
+    """Send what this process and compilers print elsewhere: names of tests alone are read from its output."""
+    output = os.dup(1)
+    os.dup2(2, 1)
+    yield
+    sys.stdout.flush()
+    os.dup2(output, 1)
