@@ -59,9 +59,10 @@ def write(stream: SplitStream, files: Mapping[Part, Path], *, creates: bool) -> 
     """
     _everywhere(stream, partial(_create, stream, files) if creates else dict)
     written = _everywhere(stream, partial(_write_own, stream, files))
-    values = sum(arrays_file.size_bytes(outline) for part in files for outline in stream.outlines[part].values())
-    assert sum(written) == values, f"ranks wrote {written} bytes of {values}"
-    sizes = {path: path.stat().st_size for path in files.values()}
+    values = {path: _values_bytes(stream, part) for part, path in files.items()}
+    assert sum(written) == sum(values.values()), f"ranks wrote {written} bytes of {sum(values.values())}"
+    # Computed, not looked up: a rank that failed here alone would leave the others waiting.
+    sizes = {path: len(arrays_file.header(stream.outlines[part])) + values[path] for part, path in files.items()}
     number = len(written)
     shares: list[list[Path]] = [[] for _ in range(number)]
     for path in sorted(sizes, key=lambda path: (-sizes[path], path)):
@@ -110,7 +111,11 @@ def _create(stream: SplitStream, files: Mapping[Part, Path]) -> None:
         header = arrays_file.header(stream.outlines[part])
         with outputs.open_to_write(path, "xb") as file:
             file.write(header)
-            file.truncate(len(header) + sum(map(arrays_file.size_bytes, stream.outlines[part].values())))
+            file.truncate(len(header) + _values_bytes(stream, part))
+
+
+def _values_bytes(stream: SplitStream, part: Part) -> int:
+    return sum(map(arrays_file.size_bytes, stream.outlines[part].values()))
 
 
 def _write_own(stream: SplitStream, files: Mapping[Part, Path]) -> int:
