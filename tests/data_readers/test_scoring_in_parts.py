@@ -6,14 +6,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from faster_coco_eval import COCO, COCOeval_faster
 
 from benchmarks.growth.evaluation import annotations_of, predictions_of
 from mtrain.tasks.detection import scoring
 from mtrain.tasks.detection.details import details_of
 from mtrain.tasks.detection.evaluator import CocoEvaluator, FoundBoxes, merge, results_json
-from tests.data_readers.results_files import Listed, evaluate_files
+from tests.data_readers.results_files import Listed
 
-COCO = Path(__file__).parents[1] / "data" / "coco_eval"
+FILES = Path(__file__).parents[1] / "data" / "coco_eval"
+TRUTH = FILES / "annotations" / "instances_val2014_100.json"
+FOUND = FILES / "results" / "instances_val2014_fakebbox100_results.json"
 IMAGES = 60
 
 
@@ -31,10 +34,13 @@ def partials_of(annotations):
     return partials
 
 
-def scored_at_once(evaluated, dataset, entries):
-    """One evaluation of all classes on all images by faster-coco-eval."""
-    part = {**dataset, "annotations": [dict(each) for each in dataset["annotations"]]}
-    return evaluated(part, [{**entry, "segmentation": []} for entry in entries], iou_type="bbox", max_detections=100)
+def scored_at_once(dataset, entries):
+    """One evaluation of all classes on all images by faster-coco-eval, from files in COCO's form."""
+    reference = COCO({**dataset, "annotations": [dict(each) for each in dataset["annotations"]]})
+    evaluation = COCOeval_faster(reference, reference.loadRes(entries), "bbox", print_function=lambda *_: None)
+    evaluation.evaluate()
+    evaluation.accumulate()
+    return evaluation
 
 
 @pytest.mark.parametrize("most_pairs", [1, IMAGES * 7, 10**9])
@@ -42,17 +48,17 @@ def test_classes_scored_in_parts_have_the_bits_of_all_at_once(annotations, monke
     evaluator = CocoEvaluator(annotations)
     monkeypatch.setattr(scoring, "MOST_PAIRS", most_pairs)
     calls, real = [], scoring._evaluate
-    monkeypatch.setattr(
-        scoring, "_evaluate", lambda part, *rest, **more: calls.append(part) or real(part, *rest, **more)
-    )
+    monkeypatch.setattr(scoring, "_evaluate", lambda *given, **more: calls.append(given) or real(*given, **more))
     metrics = evaluator.result(partials_of(annotations))
     assert evaluator.last is not None
-    whole = scored_at_once(real, evaluator.last.dataset, list(evaluator.last.results))
+    whole = scored_at_once(evaluator.last.dataset, list(evaluator.last.results))
     assert np.array_equal(evaluator.last.precision, whole.eval["precision"][:, :, :, 0, -1])
     at_once = min(80, max(1, most_pairs // IMAGES))
     assert len(calls) <= -(-80 // at_once), "none where no image has a class"
     assert len(calls) >= 78 // at_once
-    assert max(len(part["images"]) * len(part["categories"]) for part in calls) <= max(most_pairs, IMAGES)
+    images = [len(np.union1d(objects.images_N, predicted.images_N)) for _, objects, predicted in calls]
+    most = max(count * len(classes) for count, (classes, *_) in zip(images, calls, strict=True))
+    assert most <= max(most_pairs, IMAGES)
     recall = whole.eval["recall"][:, :, 0, 2]
     assert metrics["AR100"] == float(recall[recall > -1].mean())
 
@@ -67,27 +73,25 @@ def test_the_pages_are_the_same_however_classes_are_scored(annotations, monkeypa
     assert shown[0] == shown[1]
 
 
-@pytest.mark.parametrize("kind", ["bbox", "segm"])
-def test_files_are_scored_in_parts_with_the_same_metrics(monkeypatch, kind):
-    files = (
-        COCO / "annotations" / "instances_val2014_100.json",
-        COCO / "results" / f"instances_val2014_fake{kind}100_results.json",
-    )
-    whole = evaluate_files(*files, iou_type=kind)
-    monkeypatch.setattr(scoring, "MOST_PAIRS", 1)
-    assert evaluate_files(*files, iou_type=kind) == whole
+def test_files_with_crowds_have_the_bits_of_one_evaluation_of_them(monkeypatch):
+    truth, entries = json.loads(TRUTH.read_text()), json.loads(FOUND.read_text())
+    for most_pairs in (10**9, 1):
+        monkeypatch.setattr(scoring, "MOST_PAIRS", most_pairs)
+        scored = scoring.score(truth, Listed(entries=entries))[1]
+        whole = scored_at_once(scored.dataset, list(scored.results))
+        assert np.array_equal(scored.precision, whole.eval["precision"][:, :, :, 0, -1])
 
 
 def test_predictions_by_class_are_those_of_all(annotations):
     found = FoundBoxes(annotations, merge(partials_of(annotations)))
     everything = results_json(annotations, merge(partials_of(annotations)))
     assert list(found) == everything
+    numbers = {image_id: image_id + 1 for image_id in range(IMAGES)}
     for category_ids in ({3}, {1, 80}, set(annotations.category_ids)):
-        wanted = [entry for entry in everything if entry["category_id"] in category_ids]
-        chosen = list(found.of(category_ids))
-        assert sorted(chosen, key=json.dumps) == sorted(wanted, key=json.dumps)
-        one = [entry for entry in chosen if entry["category_id"] == 3]
-        assert one == [entry for entry in wanted if entry["category_id"] == 3], "in the same order"
+        wanted = Listed(entries=everything).of(category_ids, numbers)
+        chosen = found.of(category_ids, numbers)
+        for name in chosen.__slots__:
+            assert np.array_equal(getattr(chosen, name), getattr(wanted, name)), name
 
 
 def test_a_class_without_objects_and_predictions_has_nothing_to_measure(annotations, monkeypatch):
@@ -96,14 +100,12 @@ def test_a_class_without_objects_and_predictions_has_nothing_to_measure(annotati
     no_third = {index: boxes[boxes[:, 5] != 2] for index, boxes in predictions.items()}
     truth = dict(annotations.ground_truth)
     truth["annotations"] = [each for each in truth["annotations"] if each["category_id"] != 3]
-    metrics, scored = scoring.score(truth, FoundBoxes(annotations, no_third), iou_type="bbox")
+    metrics, scored = scoring.score(truth, FoundBoxes(annotations, no_third))
     assert scored is not None
     assert (scored.precision[:, :, 2] == -1).all()
     assert "AP/class 2" not in metrics
     only_objects = {index: boxes[boxes[:, 5] == 0] for index, boxes in predictions.items()}
-    metrics, scored = scoring.score(
-        dict(annotations.ground_truth), FoundBoxes(annotations, only_objects), iou_type="bbox"
-    )
+    metrics, scored = scoring.score(dict(annotations.ground_truth), FoundBoxes(annotations, only_objects))
     assert scored is not None
     assert metrics["AP/class 2"] == 0.0, "objects that nothing was predicted for"
 
@@ -112,7 +114,7 @@ def test_predictions_of_unknown_classes_where_there_are_no_objects_measure_nothi
     """A file of results may name any class."""
     truth = {**annotations.ground_truth, "annotations": []}
     unknown = {"image_id": truth["images"][0]["id"], "category_id": 4711, "bbox": [1, 2, 3, 4], "score": 0.5}
-    metrics, scored = scoring.score(truth, Listed(entries=[unknown]), iou_type="bbox")
+    metrics, scored = scoring.score(truth, Listed(entries=[unknown]))
     assert scored is None
     assert metrics == dict.fromkeys(scoring.METRICS, -1.0)
 

@@ -5,6 +5,7 @@ crowds match any number of predictions and count neither as hit nor as miss. A m
 -1, as in pycocotools.
 """
 
+import itertools
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, TypeAlias
 
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 
 from mtrain.core.interfaces import HostBatch
 from mtrain.tasks.detection.annotations import Annotations
-from mtrain.tasks.detection.scoring import COCO_DETECTIONS, METRICS, Scored, score
+from mtrain.tasks.detection.scoring import COCO_DETECTIONS, METRICS, Boxes, Scored, score
 
 Detections: TypeAlias = NDArray[np.float64]
 """Detections of one image, (K, 6): x1, y1, x2, y2 in pixels of the image as displayed, score, class index."""
@@ -82,7 +83,7 @@ class CocoEvaluator:
         best = {index: best_of_classes(detections, counted) for index, detections in predictions.items()}
         found = FoundBoxes(self._annotations, best)
         truth = dict(self._annotations.ground_truth)
-        self._metrics, self.last = score(truth, found, iou_type="bbox", max_detections=self._max_detections)
+        self._metrics, self.last = score(truth, found, max_detections=self._max_detections)
         return {"score": self._metrics["AP"], **self._metrics}
 
     def remarks(self) -> list[str]:
@@ -131,7 +132,7 @@ def merge(partials: Sequence[Mapping[int, Detections]]) -> dict[int, Detections]
 
 def best_of_classes(detections: Detections, count: int) -> Detections:
     """Return the ``count`` predictions of each class with the best scores, in their order; of equal scores the first ones."""
-    if len(detections) <= count:
+    if len(detections) <= count or np.bincount(detections[:, 5].astype(np.int64)).max() <= count:
         return detections
     by_class = np.lexsort((-detections[:, 4], detections[:, 5]))  # of equal class and score, the first one comes first
     starts = np.searchsorted(detections[by_class, 5], detections[by_class, 5])
@@ -159,44 +160,33 @@ class FoundBoxes:
     def __init__(self, annotations: Annotations, predictions: Mapping[int, Detections]) -> None:
         """Keep the predictions, which must not change."""
         self._category_ids = annotations.category_ids
-        self._predictions = list(predictions.values())
         self._image_ids = [annotations.samples[index].image_id for index in predictions]
-        labels = [detections[:, 5].astype(np.int64) for detections in self._predictions]
-        all_labels = np.concatenate([np.zeros(0, np.int64), *labels])
-        # Only an order is kept, and each prediction is made anew when it is read: in COCO's form one takes ten
-        # times the memory that it takes in an array. Stable, so that those of one image stay in their order.
-        self._by_label = np.argsort(all_labels, kind="stable")
-        self._labels_in_order = all_labels[self._by_label]
-        self._ends = np.cumsum([len(detections) for detections in self._predictions], dtype=np.int64)
+        self._counts = [len(detections) for detections in predictions.values()]
+        # Each prediction is made anew when it is read: in COCO's form one takes ten times the memory that it takes in an array.
+        self._rows = np.concatenate([np.zeros((0, 6)), *predictions.values()])
+        self._labels = self._rows[:, 5].astype(np.int64)
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         """See ``Found``."""
-        for image_id, detections in zip(self._image_ids, self._predictions, strict=True):
-            for row in detections.tolist():
-                yield self._entry(image_id, row)
+        image_ids = itertools.chain.from_iterable(map(itertools.repeat, self._image_ids, self._counts))
+        for image_id, (x1, y1, x2, y2, confidence, label) in zip(
+            image_ids, map(np.ndarray.tolist, self._rows), strict=True
+        ):
+            box = [x1, y1, x2 - x1, y2 - y1]
+            yield {
+                "image_id": image_id,
+                "category_id": self._category_ids[int(label)],
+                "bbox": box,
+                "score": confidence,
+            }
 
-    def of(self, category_ids: Collection[Any]) -> Iterator[dict[str, Any]]:
+    def of(self, category_ids: Collection[Any], numbers: Mapping[Any, int]) -> Boxes:
         """See ``Found``."""
-        for label, category_id in enumerate(self._category_ids):
-            if category_id in category_ids:
-                begin, end = np.searchsorted(self._labels_in_order, [label, label + 1])
-                yield from self._entries(self._by_label[begin:end])
-
-    def _entries(self, places: NDArray[np.int64]) -> Iterator[dict[str, Any]]:
-        """Yield the predictions at places among all, which ascend."""
-        images = np.searchsorted(self._ends, places, side="right")
-        cuts = np.flatnonzero(np.diff(images, prepend=-1))
-        for image, own in zip(images[cuts], np.split(places, cuts[1:]), strict=True) if len(places) else ():
-            detections = self._predictions[image]
-            # One list for an image: a row at a time takes three times as long.
-            for row in detections[own - (self._ends[image] - len(detections))].tolist():
-                yield self._entry(self._image_ids[image], row)
-
-    def _entry(self, image_id: Any, row: Sequence[float]) -> dict[str, Any]:
-        x1, y1, x2, y2, confidence, label = row
-        return {
-            "image_id": image_id,
-            "category_id": self._category_ids[int(label)],
-            "bbox": [x1, y1, x2 - x1, y2 - y1],
-            "score": confidence,
-        }
+        labels = [label for label, category in enumerate(self._category_ids) if category in category_ids]
+        places = np.flatnonzero(np.isin(self._labels, labels))
+        images = np.repeat(np.array([numbers[i] for i in self._image_ids], np.int64), self._counts)[places]
+        rows = self._rows[places]
+        sizes = rows[:, 2:4] - rows[:, :2]
+        classes = np.array(self._category_ids, np.int64)[self._labels[places]]
+        boxes = np.concatenate((rows[:, :2], sizes), axis=1)
+        return Boxes(images, classes, boxes, sizes.prod(axis=1), rows[:, 4], np.zeros(len(rows), np.bool_))

@@ -1,8 +1,8 @@
 """Score detections by the metrics of COCO with faster-coco-eval, a few classes at a time."""
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +18,36 @@ MOST_PAIRS = 100_000
 """Most pairs of an image and a class that are scored at a time, unless one class has more."""
 Entry: TypeAlias = Mapping[str, Any]
 """A prediction in COCO's results form."""
-IouType: TypeAlias = Literal["bbox", "segm"]
+
+
+@dataclass(frozen=True, slots=True)
+class Boxes:
+    """Predictions or objects, a row each."""
+
+    images_N: NDArray[np.int64]
+    """Numbers of their images, from 1."""
+    category_ids_N: NDArray[np.int64]
+    boxes_N4: NDArray[np.float64]
+    """``[x, y, width, height]`` in pixels."""
+    areas_N: NDArray[np.float64]
+    scores_N: NDArray[np.float64]
+    """0 for objects."""
+    crowd_N: NDArray[np.bool_]
+
+    def at(self, places: NDArray[Any]) -> "Boxes":
+        """Return those at places, or where a mask is true."""
+        return Boxes(*(getattr(self, name)[places] for name in self.__slots__))
+
+    def in_order(self) -> "Boxes":
+        """Sort by class, image and score, best first; those of equal score stay in their order."""
+        return self.at(np.lexsort((-self.scores_N, self.images_N, self.category_ids_N)))
+
+    def pairs(self) -> dict[tuple[int, int], slice]:
+        """Return the rows of each image and class that have any, of boxes in order."""
+        keys = np.stack((self.images_N, self.category_ids_N))
+        starts = np.flatnonzero(np.diff(keys, prepend=-1).any(axis=0)).tolist()
+        rows = map(slice, starts, [*starts[1:], len(self.images_N)])
+        return dict(zip(zip(*keys[:, starts].tolist(), strict=True), rows, strict=True))
 
 
 class Found(Protocol):
@@ -28,8 +57,8 @@ class Found(Protocol):
         """Yield all, image by image."""
         ...
 
-    def of(self, category_ids: Collection[Any]) -> Iterable[Entry]:
-        """Return those of some classes, those of each image in their order."""
+    def of(self, category_ids: Collection[Any], numbers: Mapping[Any, int]) -> Boxes:
+        """Return those of some classes, those of each image in their order. ``numbers``: of the images, by id."""
         ...
 
 
@@ -66,7 +95,7 @@ class Curves:
 
 
 def score(
-    truth: Mapping[str, Any], found: Found, *, iou_type: IouType, max_detections: int = COCO_DETECTIONS
+    truth: Mapping[str, Any], found: Found, *, max_detections: int = COCO_DETECTIONS
 ) -> tuple[dict[str, float], Scored | None]:
     """Return the metrics of predictions against ``truth`` in COCO's form, and what pages show; None where nothing is found."""
     # Predictions of equal score rank in the order of image ids: it must be the order of the original ids.
@@ -85,7 +114,7 @@ def score(
     }
     if next(iter(found), None) is None:
         return _nothing_found(dataset), None
-    curves = _curves(dataset, found, numbers, iou_type=iou_type, max_detections=max_detections)
+    curves = _curves(dataset, found, numbers, max_detections=max_detections)
     if curves is None:
         return _nothing_found(dataset), None
     metrics = _averages(curves) | _per_class(curves, dataset["categories"])
@@ -96,12 +125,7 @@ def score(
 
 
 def _curves(
-    dataset: Mapping[str, Any],
-    found: Found,
-    numbers: Mapping[Any, int],
-    *,
-    iou_type: IouType,
-    max_detections: int,
+    dataset: Mapping[str, Any], found: Found, numbers: Mapping[Any, int], *, max_detections: int
 ) -> Curves | None:
     """Evaluate a few classes at a time, and join what is found; None where no class has an object or a prediction."""
     category_ids = sorted({category["id"] for category in dataset["categories"]})
@@ -109,63 +133,77 @@ def _curves(
     # object nor a prediction of the class: gigabytes for tens of thousands of images. No class has anything to do with
     # the scores of another, so a few are scored at a time, on the images that have any of them, with the same bits.
     at_once = max(1, MOST_PAIRS // max(1, len(dataset["images"])))
-    objects: dict[Any, list[Mapping[str, Any]]] = {number: [] for number in category_ids}
-    for annotation in dataset["annotations"]:
-        if annotation["category_id"] in objects:
-            objects[annotation["category_id"]].append(annotation)
-    # faster-coco-eval makes a polygon of each box that has none, and uses none of them to score boxes.
-    outline: Mapping[str, Any] = {"segmentation": []} if iou_type == "bbox" else {}
+    objects = _objects(dataset["annotations"])
     joined: Curves | None = None
     for first in range(0, len(category_ids), at_once):
         chosen = category_ids[first : first + at_once]
-        entries = [{**entry, "image_id": numbers[entry["image_id"]], **outline} for entry in found.of(set(chosen))]
-        boxes = [dict(each) for number in chosen for each in objects[number]]
-        if not entries and not boxes:
+        own = objects.at(np.isin(objects.category_ids_N, chosen)).in_order()
+        predicted = found.of(set(chosen), numbers).in_order()
+        if not len(own.images_N) and not len(predicted.images_N):
             continue
-        part = _part(dataset, chosen, entries, boxes)
-        evaluated = _evaluate(part, entries, iou_type=iou_type, max_detections=max_detections)
+        evaluated = _evaluate(chosen, own, predicted, max_detections=max_detections)
         if joined is None:
             joined = _empty(category_ids, evaluated)
-        joined.precision[:, :, first : first + at_once] = evaluated.eval["precision"]
-        joined.recall[:, first : first + at_once] = evaluated.eval["recall"]
+        joined.precision[:, :, first : first + at_once] = evaluated["precision"]
+        joined.recall[:, first : first + at_once] = evaluated["recall"]
     return joined
 
 
-def _part(
-    dataset: Mapping[str, Any], category_ids: Collection[Any], entries: Sequence[Entry], boxes: Sequence[Entry]
-) -> dict[str, Any]:
-    """Return the data set of a few classes: the images that have an object or a prediction of them."""
-    used = {each["image_id"] for each in (*entries, *boxes)}
-    return {
-        "images": [image for image in dataset["images"] if image["id"] in used],
-        "annotations": boxes,
-        "categories": [category for category in dataset["categories"] if category["id"] in category_ids],
-    }
+def _objects(annotations: Sequence[Mapping[str, Any]]) -> Boxes:
+    image_ids, category_ids = (
+        np.array([each[name] for each in annotations], np.int64) for name in ("image_id", "category_id")
+    )
+    areas = np.array([each["area"] for each in annotations], np.float64)
+    boxes = np.array([each["bbox"] for each in annotations], np.float64).reshape(-1, 4)
+    crowd = np.array([bool(each.get("iscrowd")) for each in annotations], np.bool_)
+    return Boxes(image_ids, category_ids, boxes, areas, np.zeros(len(boxes)), crowd)
 
 
-def _evaluate(part: dict[str, Any], entries: Sequence[Entry], *, iou_type: IouType, max_detections: int) -> Any:
-    """Run faster-coco-eval."""
-    from faster_coco_eval import (  # imported here because it is slow, and training starts without it
-        COCO,
-        COCOeval_faster,
+def _evaluate(category_ids: Sequence[Any], objects: Boxes, predicted: Boxes, *, max_detections: int) -> Any:
+    """Run faster-coco-eval on the boxes of some classes, which are in order; return its results.
+
+    This calls its compiled part. Its Python part goes through a dictionary of each box seven times, which takes longer than to
+    evaluate them.
+    """
+    import faster_coco_eval.faster_eval_api_cpp as library  # here because it is slow, and training starts without it
+    from faster_coco_eval import COCOeval_faster, mask
+
+    params = COCOeval_faster(iouType="bbox").params
+    params.maxDets = sorted({1, 10, COCO_DETECTIONS, max_detections})
+    params.imgIds, params.catIds = np.union1d(objects.images_N, predicted.images_N).tolist(), list(category_ids)
+    images, classes = ({number: place for place, number in enumerate(ids)} for ids in (params.imgIds, params.catIds))
+    overlaps: list[list[Any]] = [[[] for _ in classes] for _ in images]
+    object_pairs, predicted_pairs = objects.pairs(), predicted.pairs()
+    for (image, category), rows in predicted_pairs.items():
+        to_find = object_pairs.get((image, category))
+        if to_find is not None:
+            best = slice(rows.start, min(rows.stop, rows.start + params.maxDets[-1]))
+            parts = (predicted.boxes_N4[best], objects.boxes_N4[to_find], objects.crowd_N[to_find].tolist())
+            overlaps[images[image]][classes[category]] = mask.iou(*parts)
+    sides = [_filled(library.Dataset(), *side) for side in ((objects, object_pairs), (predicted, predicted_pairs))]
+    return library.COCOevalEvaluateAccumulate(
+        params, overlaps, *sides, params.imgIds, params.catIds, bool(params.useCats)
     )
 
-    reference = COCO(part, print_function=_ignore)
-    evaluation = COCOeval_faster(
-        reference, reference.loadRes(entries), iouType=iou_type, print_function=_ignore, rle_iou_max_workers=1
-    )
-    evaluation.params.maxDets = sorted({1, 10, COCO_DETECTIONS, max_detections})
-    evaluation.evaluate()
-    evaluation.accumulate()
-    return evaluation
+
+def _filled(dataset: Any, boxes: Boxes, pairs: Mapping[tuple[int, int], slice]) -> Any:
+    """Return faster-coco-eval's data set with boxes."""
+    columns = range(1, 1 + len(boxes.areas_N)), boxes.areas_N.tolist(), boxes.scores_N.tolist()
+    entries: list[dict[str, Any]] = [
+        {"id": number, "area": area, "score": score} for number, area, score in zip(*columns, strict=True)
+    ]
+    for row in np.flatnonzero(boxes.crowd_N):
+        entries[row] |= {"iscrowd": True, "ignore": True}
+    dataset.load_tuple((len(pairs), [(*pair, entries[rows]) for pair, rows in pairs.items()]))
+    return dataset
 
 
 def _empty(category_ids: Sequence[Any], evaluated: Any) -> Curves:
     """Return curves of all classes without anything measured, in the form of those that were evaluated."""
-    thresholds, recalls, _, areas, limits = evaluated.eval["precision"].shape
+    thresholds, recalls, _, areas, limits = evaluated["precision"].shape
     return Curves(
         category_ids=category_ids,
-        params=evaluated.params,
+        params=evaluated["params"],
         precision=np.full((thresholds, recalls, len(category_ids), areas, limits), -1.0),
         recall=np.full((thresholds, len(category_ids), areas, limits), -1.0),
     )
@@ -193,10 +231,6 @@ def _mean(values: NDArray[np.float64]) -> float:
     """Return the mean of the measured values; -1 if there are none."""
     measured = values[values > -1]
     return float(measured.mean()) if measured.size else -1.0
-
-
-def _ignore(*_: object) -> None:
-    """Replace faster-coco-eval's print function and print nothing."""
 
 
 def _per_class(curves: Curves, categories: Sequence[Mapping[str, Any]]) -> dict[str, float]:

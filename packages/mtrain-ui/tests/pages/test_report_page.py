@@ -243,7 +243,7 @@ def scored(predictions, *, crowd=False) -> Scored:
         "categories": categories,
     }
     entries = [{"image_id": i, "category_id": c, "bbox": [x, 0, 40, 40], "score": s} for i, c, x, s in predictions]
-    found = score(truth, Listed(entries=entries), iou_type="bbox")[1]
+    found = score(truth, Listed(entries=entries))[1]
     assert found is not None
     return found
 
