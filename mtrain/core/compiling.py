@@ -23,6 +23,8 @@ FLAGS = (
     "-pthread",
 )
 """None of them lets the compiler change the order of additions or forget about NaN."""
+APART = "-ffp-contract=off"
+"""Flag that keeps a product and a sum two roundings, as they are in numpy."""
 FOR_THIS_PROCESSOR = (("-march=native", "-mprefer-vector-width=512"), ("-march=native",), ("-mcpu=native",), ())
 """Flags to try in this order; not every compiler knows each."""
 COMPILERS = ("cc", "gcc", "clang")

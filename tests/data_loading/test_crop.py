@@ -4,10 +4,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from mtrain.data.images.crop import ATTEMPTS, centre_cropped, random_window, window_of
+from mtrain.data.images import crop
+from mtrain.data.images.crop import ATTEMPTS, centre_cropped, random_window, resize, window_of
 from mtrain.tasks.classification.labels import LabelledImages
 from mtrain.tasks.classification.section import ClassificationAugmentSpec
 from mtrain.tasks.classification.source import ClassificationSource
+from tests.backends.compiler import needs_a_compiler
 
 SIZES = [(64, 48), (48, 64), (300, 37), (37, 300), (32, 32), (29, 31), (1, 90), (500, 501)]
 
@@ -31,6 +33,35 @@ def as_documented(image, side, share):
 def test_a_centre_crop_has_the_bytes_of_pillow(size, side, share):
     image = random_image(size)
     np.testing.assert_array_equal(centre_cropped(image, side=side, share=share), as_documented(image, side, share))
+
+
+@needs_a_compiler
+def test_the_compiled_resize_has_the_bytes_of_pillow_for_any_part_of_an_image():
+    """Pillow's first pass is sometimes the one along the columns; white shows sums that leave a byte."""
+    assert crop.load_resize() is not None
+    rng = np.random.default_rng(0)
+    for _ in range(150):
+        height, width, new_height, new_width, left = rng.integers(1, 300, 5).tolist()
+        around = np.full((height, left + width + 1, 3), 255, np.uint8)
+        around[:, : rng.integers(1, left + width)] = random_image((1, height))
+        part = around[:, left : left + width]
+        expected = Image.fromarray(np.ascontiguousarray(part)).resize(
+            (new_width, new_height), Image.Resampling.BILINEAR
+        )
+        np.testing.assert_array_equal(resize(part, width=new_width, height=new_height), expected)
+
+
+@needs_a_compiler
+@pytest.mark.parametrize(
+    "damage",
+    [("1 - distance :", "1 - distance / 2 :"), ("HALF, HALF, HALF", "HALF, HALF, 0"), ("down_first)", "!down_first)")],
+)
+def test_a_compiled_resize_that_is_wrong_is_not_used(tmp_path, monkeypatch, damage):
+    wrong = tmp_path / "resample.c"
+    wrong.write_text(crop.SOURCE.read_text().replace(*damage))
+    assert wrong.read_text() != crop.SOURCE.read_text()
+    monkeypatch.setattr(crop, "SOURCE", wrong)
+    assert crop.load_resize.__wrapped__() is None
 
 
 def test_the_usual_224_pixels_come_from_256():

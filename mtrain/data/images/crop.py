@@ -5,12 +5,17 @@ Pillow's antialiased bilinear filter as torchvision does for images of Pillow; t
 al. 2015 (arXiv 1409.4842, section 6).
 """
 
+import ctypes
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cache
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
+
+from mtrain.core.compiling import APART, CannotCompileError, compile_library
 
 ATTEMPTS = 10
 """Windows that are drawn before the largest central one is taken."""
@@ -19,14 +24,50 @@ MAX_RESIZED_PIXELS = 100_000_000
 pixels, resized to 224 pixels of height, would need 4.5 GB."""
 Window = tuple[int, int, int, int]
 """Left, top, width and height in pixels."""
+SOURCE = Path(__file__).with_name("resample.c")
+Resize = Callable[[NDArray[np.uint8], int, int], NDArray[np.uint8]]
+"""Takes an image (H, W, 3), a width and a height."""
 
 
 def resize(image: NDArray[np.uint8], *, width: int, height: int) -> NDArray[np.uint8]:
-    """Resize an image (H, W, 3) with Pillow's antialiased bilinear filter; unchanged where it has that size."""
+    """Resize an image (H, W, 3) with Pillow's antialiased bilinear filter; unchanged where it has that size.
+
+    A compiled loop does it where there is a C compiler, at a third of Pillow's cost and with its bytes.
+    """
     if image.shape[:2] == (height, width):
         return image
+    return (load_resize() or _resize_by_pillow)(image, width, height)
+
+
+def _resize_by_pillow(image: NDArray[np.uint8], width: int, height: int) -> NDArray[np.uint8]:
     resizable = Image.fromarray(np.ascontiguousarray(image))
     return np.asarray(resizable.resize((width, height), Image.Resampling.BILINEAR), dtype=np.uint8)
+
+
+@cache
+def load_resize() -> Resize | None:
+    """Load the loop into this process, after compiling it where that was not done before; None if that cannot be."""
+    try:
+        function = ctypes.CDLL(str(compile_library(SOURCE, APART))).mtrain_resize_rgb
+    except (CannotCompileError, OSError, AttributeError):
+        return None
+    address, size = ctypes.c_void_p, ctypes.c_long
+    function.argtypes = (address, size, size, size, address, size, size, ctypes.c_int)
+
+    def resize(image: NDArray[np.uint8], width: int, height: int) -> NDArray[np.uint8]:
+        image = image if image.strides[1:] == (3, 1) else np.ascontiguousarray(image)
+        out = np.empty((height, width, 3), np.uint8)
+        # Pillow's rule since version 13: the first pass is the one that leaves fewer pixels for the second.
+        down_first = image.shape[0] - height > max(2 * (image.shape[1] - width), 0)
+        given = (image.ctypes.data, image.strides[0], image.shape[1], image.shape[0])
+        if not function(*given, out.ctypes.data, width, height, down_first):
+            raise MemoryError("no memory to resize an image")
+        return out
+
+    # A miscompiled loop, or one that another version of Pillow does not agree with, is never used.
+    image = np.random.default_rng(0).integers(0, 256, (40, 30, 3), dtype=np.uint8)
+    sizes = ((20, 30), (28, 9), (45, 50))
+    return resize if all(np.array_equal(resize(image, *s), _resize_by_pillow(image, *s)) for s in sizes) else None
 
 
 def centre_cropped(image: NDArray[np.uint8], *, side: int, share: float) -> NDArray[np.uint8]:

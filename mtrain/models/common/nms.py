@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from mtrain.core.compiling import CannotCompileError, compile_library
+from mtrain.core.compiling import APART, CannotCompileError, compile_library
 from mtrain.core.interfaces import Array
 
 _CHUNK = 640
@@ -227,8 +227,6 @@ def detections_by_class(
 
 
 SOURCE = Path(__file__).with_name("greedy.c")
-APART = "-ffp-contract=off"
-"""Flag that keeps a product and a sum two roundings, as they are in numpy."""
 Loop = Callable[[Array, Array, Array, float, int], Array]
 """Takes corners (4, N) float32, areas (N,) float32 and classes (N,) int32, best score first, the threshold and the largest number of boxes
 to keep; returns the places (K,) of those that remain."""
