@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
+from mtrain.backends._kernels import library
 from mtrain.core import nn, ops
 from mtrain.core.network import noise
 from mtrain.core.samples.sampler import rank_share
@@ -40,8 +41,13 @@ def test_one_element_is_what_the_formula_says():
 
 @pytest.mark.parametrize("p", [0.1, 0.5, 0.75])
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
-def test_the_layer_drops_what_the_reference_drops_bit_for_bit(framework, p, dtype):
-    x = np.random.default_rng(0).normal(size=(6, 4, 5, 3)).astype(dtype)
+@pytest.mark.parametrize("compiled", [True, False])
+def test_the_layer_drops_what_the_reference_drops_bit_for_bit(framework, p, dtype, compiled, monkeypatch):
+    if compiled:
+        assert library.load_dropout().kernels is not None, library.load_dropout().reason
+    else:
+        monkeypatch.setattr(library, "load_dropout", lambda: library.Loaded(None))
+    x, above = np.random.default_rng(0).normal(size=(2, 6, 4, 5, 3)).astype(dtype)
     layer = nn.Dropout(p, name="head")
     variable = framework.variable(x)
     y = layer(variable, framework.tensor(KEYS))
@@ -49,7 +55,8 @@ def test_the_layer_drops_what_the_reference_drops_bit_for_bit(framework, p, dtyp
         1 / (1 - p), dtype
     )
     np.testing.assert_array_equal(ops.to_numpy(y), x * scale)
-    np.testing.assert_array_equal(framework.gradients(ops.sum(y), [variable])[0], scale)
+    loss = ops.sum(y * framework.tensor(above))
+    np.testing.assert_array_equal(framework.gradients(loss, [variable])[0], above * scale)
     if hasattr(layer, "kept_by_tensors"):
         np.testing.assert_array_equal(
             ops.to_numpy(layer.kept_by_tensors(framework.tensor(KEYS), 60)), noise.kept_elements(KEYS, "head", 60, p)

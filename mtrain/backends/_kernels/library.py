@@ -1,7 +1,7 @@
 """The compiled kernels as functions of memory addresses, which any framework's tensors can give.
 
 Those of ``norm.c`` read arrays in channels-last layout, as torch's are; those of ``planes.c`` arrays in contiguous layout,
-as Paddle's are.
+as Paddle's are. ``dropout.c`` is for both.
 """
 
 import ctypes
@@ -16,9 +16,11 @@ import numpy as np
 
 from mtrain.core.compiling import CannotCompileError, compile_library
 from mtrain.core.interfaces import Array
+from mtrain.core.network import noise
 
 SOURCE = Path(__file__).with_name("norm.c")
 PLANES = Path(__file__).with_name("planes.c")
+DROPOUT = Path(__file__).with_name("dropout.c")
 _ADDRESS, _SIZE, _FLAG, _REAL = ctypes.c_void_p, ctypes.c_long, ctypes.c_int, ctypes.c_double
 _SIGNATURES = {
     "statistics": (_ADDRESS, _SIZE, _SIZE, _ADDRESS, _ADDRESS, _FLAG),
@@ -32,6 +34,8 @@ _PLANES = {
     "backward": (*[_ADDRESS] * 2, *[_SIZE] * 3, *[_ADDRESS] * 2, _FLAG, *[_ADDRESS] * 5, _FLAG),
 }
 """The same of ``planes.c``."""
+_DROPOUT = {"apply": (*[_ADDRESS] * 2, *[_SIZE] * 4, _REAL, _ADDRESS, _FLAG)}
+"""The same of ``dropout.c``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +57,12 @@ def load() -> Loaded:
 def load_planes() -> Loaded:
     """Do what ``load`` does for the kernels in contiguous layout."""
     return _load(PLANES, "planes", _PLANES, _check_planes)
+
+
+@cache
+def load_dropout() -> Loaded:
+    """Do the same for the kernel of dropout. Its bits are those of the frameworks, so that not every rank must have it."""
+    return _load(DROPOUT, "dropout", _DROPOUT, _check_dropout)
 
 
 def _load(source: Path, family: str, signatures: Mapping[str, tuple[Any, ...]], check: Callable[[Any], None]) -> Loaded:
@@ -111,6 +121,19 @@ def _check_planes(kernels: Any) -> None:
     )  # fmt: skip
     rows = [np.moveaxis(array, 1, 2).reshape(-1, channels) for array in (y, x)]
     _compare(rows[0], rows[1], moments, weight, bias)
+
+
+def _check_dropout(kernels: Any) -> None:
+    """Do what ``_check`` does.
+
+    Raises:
+        CannotCompileError: The result is wrong.
+    """
+    keys, x = np.array([-5, 7], np.int32), np.ones((2, 100), np.float32)
+    y, layer, least_kept = np.empty_like(x), noise.layer_code("a"), noise.threshold(0.3)
+    kernels.apply(x.ctypes.data, keys.ctypes.data, 2, 100, layer, least_kept, 3.0, y.ctypes.data, 1)
+    if not np.array_equal(y, noise.kept_elements(keys, "a", 100, 0.3) * 3.0):
+        raise CannotCompileError("the compiled kernels give wrong results here")
 
 
 def _compare(y: Array, x: Array, moments: Array, weight: Array, bias: Array) -> None:

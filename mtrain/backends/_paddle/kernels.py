@@ -53,13 +53,13 @@ class _KernelNormalize(PyLayer):
     @staticmethod
     def forward(ctx: Any, x_BCHW: Tensor, weight_C: Tensor, bias_C: Tensor, **settings: Any) -> Tensor:
         running, silu = settings["running"], settings["silu"]
-        x_BCHW = _dense(x_BCHW)
+        x_BCHW = dense(x_BCHW)
         y_BCHW, sizes = internals.empty_like(x_BCHW), _sizes(x_BCHW)
         moments_3C = np.empty((3, sizes[1]))
         moments = _rows(moments_3C)
         _kernels().forward(
             x_BCHW.data_ptr(), *sizes, settings["eps"], weight_C.data_ptr(), bias_C.data_ptr(), silu, y_BCHW.data_ptr(),
-            *moments, running.mean_C.data_ptr(), running.var_C.data_ptr(), running.take, running.correction, _threads(),
+            *moments, running.mean_C.data_ptr(), running.var_C.data_ptr(), running.take, running.correction, count_threads(),
         )  # fmt: skip
         ctx.save_for_backward(x_BCHW, weight_C, bias_C)
         # The statistics are no output: Paddle 2.6 crashes on outputs without gradient.
@@ -71,12 +71,12 @@ class _KernelNormalize(PyLayer):
     def backward(ctx: Any, dy_BCHW: Tensor) -> Any:
         silu, sizes, moments_3C = ctx.kept
         x_BCHW, weight_C, bias_C = ctx.saved_tensor()
-        dy_BCHW = _dense(dy_BCHW)
+        dy_BCHW = dense(dy_BCHW)
         grads = [internals.empty_like(tensor) for tensor in (x_BCHW, weight_C, bias_C)]
         mean, _, inverse = _rows(moments_3C)
         _kernels().backward(
             x_BCHW.data_ptr(), dy_BCHW.data_ptr(), *sizes, weight_C.data_ptr(), bias_C.data_ptr(), silu,
-            mean, inverse, *(grad.data_ptr() for grad in grads), _threads(),
+            mean, inverse, *(grad.data_ptr() for grad in grads), count_threads(),
         )  # fmt: skip
         # For an input that needs no gradient, Paddle accepts only None.
         return tuple(grad if needed else None for grad, needed in zip(grads, ctx.needs_gradient, strict=True))
@@ -98,11 +98,11 @@ def _rows(array: Array) -> list[int]:
     return [array.ctypes.data + row * array.strides[0] for row in range(len(array))]
 
 
-def _dense(x: Tensor) -> Tensor:
+def dense(x: Tensor) -> Tensor:
     """Return ``x`` itself if its memory lies in the order of its shape; a copy otherwise."""
     return x if x.is_contiguous() else x.contiguous()
 
 
-def _threads() -> int:
+def count_threads() -> int:
     """Return how many threads a rank has; its starter sets the variable."""
     return int(os.environ.get("OMP_NUM_THREADS") or 1)

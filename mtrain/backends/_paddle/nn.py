@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, cast
 
 import numpy as np
 import paddle
@@ -13,7 +13,7 @@ from paddle.nn import Silu as SiLU  # noqa: F401
 from paddle.nn import functional as F
 from paddle.nn.initializer import Constant, Uniform
 
-from mtrain.backends._paddle import internals, kernels, ops, paddle2_compatibility, state
+from mtrain.backends._paddle import dropout, internals, kernels, ops, paddle2_compatibility, state
 from mtrain.core.interfaces import Array
 from mtrain.core.network import noise
 from mtrain.core.overriding import override
@@ -300,6 +300,8 @@ class Dropout(Layer):
             return x
         noise.check_key(x, random_key)
         assert random_key is not None
+        if dropout.fits(x):
+            return cast(Tensor, dropout.Function.apply(x, random_key=random_key, layer=self))
         count = math.prod(x.shape[1:])
         # On the CPU numpy takes a tenth of the time, since it works in place.
         on_cpu = x.place.is_cpu_place()

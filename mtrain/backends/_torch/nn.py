@@ -1,6 +1,7 @@
 """The neutral layers on torch. ``core/nn.pyi`` is their contract; torch's own class is used where it fulfils it."""
 
 from collections.abc import Callable, Mapping
+from typing import cast
 
 import numpy as np
 import torch
@@ -25,7 +26,7 @@ from torch.nn import (  # noqa: F401 - the layers that torch has as the contract
 )
 from torch.nn import functional as F
 
-from mtrain.backends._torch import batchnorm, kernels, state
+from mtrain.backends._torch import batchnorm, dropout, kernels, state
 from mtrain.backends._torch.collective import TorchCollective
 from mtrain.core.interfaces import Array
 from mtrain.core.network import noise
@@ -134,10 +135,15 @@ class Dropout(Module):
             return x
         noise.check_key(x, random_key)
         assert random_key is not None
+        if not dropout.fits(x):
+            return x * self.mask(x, random_key)
+        return cast(Tensor, dropout.Function.apply(x, random_key, self))
+
+    def mask(self, x: Tensor, random_key: Tensor) -> Tensor:
+        """Return what ``x`` is multiplied by, computed with tensors."""
         places = _mix(torch.arange(x[0].numel(), dtype=torch.int32, device=x.device))
         words = _mix(places ^ _mix(random_key ^ self.code)[:, None]).bitwise_and_(noise.RANGE - 1)
-        mask = (words >= noise.threshold(self.p)).view(x.shape).to(x.dtype).mul_(1 / (1 - self.p))
-        return x * mask
+        return (words >= noise.threshold(self.p)).view(x.shape).to(x.dtype).mul_(1 / (1 - self.p))
 
     @override
     def extra_repr(self) -> str:
