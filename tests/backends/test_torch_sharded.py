@@ -20,11 +20,15 @@ import sys
 import torch
 from torch import distributed as dist, nn
 from mtrain.backends.torch_engine import DistributedCollective, LocalCollective, NoExchange, ShardedOptimizer, TorchOptimizer
+from mtrain.backends._torch.sharded import shards
 from mtrain.core.interfaces import Rates, Recipe
 
 rank = int(sys.argv[2])
 dist.init_process_group("gloo", init_method="file://" + sys.argv[1], rank=rank, world_size=2)
 collective = DistributedCollective(host_group=None)
+
+measured, norm = [], shards._norm
+shards._norm = lambda whole, **layout: measured.append(whole.shape) or norm(whole, **layout)
 
 def mine(x):
     rows = -(-len(x) // 2)
@@ -59,6 +63,9 @@ def compare(rule, channels_last):
         wrong = [name for name, x in expected.items() if not torch.equal(found[name], mine(x))]
         assert not wrong, (rule, wrong)
     print(rule)
+    counts = collective.all_gather(len(measured))
+    assert sum(counts) == 4 * len(parts) and min(counts) > 0, counts  # each array by one rank, in each update
+    measured.clear()
 
 for case in sys.argv[3:]:
     rule, layout = case.split(":")

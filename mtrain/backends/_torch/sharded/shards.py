@@ -7,6 +7,7 @@ from math import prod
 
 import torch
 from torch import Tensor, nn
+from torch import distributed as dist
 
 from mtrain.backends._torch import internals
 from mtrain.backends._torch.collective import TorchCollective
@@ -163,8 +164,8 @@ class Parts:
         """Return the L2 norm of the whole arrays, a number on ``device``; every rank must call with the same names.
 
         Each array's norm is taken in its memory order and all are added up in the order of ``held``: norms of parts
-        would be rounded differently. An array that one rank holds is measured there; a split array is gathered first, a
-        bucket at a time. On a mesh, whose products are rounded differently anyway, squares of parts are added up instead.
+        would be rounded differently. An array is measured by the rank that holds it; a split one by one rank that gets it
+        whole. On a mesh, whose products are rounded differently anyway, squares of parts are added up instead.
         """
         if not held:
             return torch.zeros((), device=device)
@@ -172,15 +173,34 @@ class Parts:
             return self._norm_of_boxes(held, device)
         dtype = next(iter(held.values())).dtype
         norms = torch.zeros(len(held), dtype=dtype, device=device)
-        owners = {name: self._parts[name].owner for name in held}
-        for i, name in enumerate(held):
-            if owners[name] == self._collective.rank:
-                norms[i] = _norm(held[name].to(device).view(self._parts[name].shape), channels_last=channels_last)
-        norms = self._collective.all_reduce(norms, "sum")
         places = {name: i for i, name in enumerate(held)}
-        for name, whole in self.whole({name: x for name, x in held.items() if owners[name] is None}, device):
+        owners = {name: self._parts[name].owner for name in held}
+        for name, owner in owners.items():
+            if owner == self._collective.rank:
+                whole = held[name].to(device).view(self._parts[name].shape)
+                norms[places[name]] = _norm(whole, channels_last=channels_last)
+        for name, whole in self._deal({name: x for name, x in held.items() if owners[name] is None}, device):
             norms[places[name]] = _norm(whole, channels_last=channels_last)
-        return torch.linalg.vector_norm(norms)
+        return torch.linalg.vector_norm(self._collective.all_reduce(norms, "sum"))
+
+    def _deal(self, held: Mapping[str, Tensor], device: torch.device) -> Iterator[tuple[str, Tensor]]:
+        """Yield (name, whole array) of this rank's share of split arrays; every rank must call with the same names."""
+        own, size = self._collective.rank, self._collective.size
+        loads = [0] * size
+        for names in self._batches(held):
+            shares: list[list[str]] = [[] for _ in range(size)]
+            for name in names:
+                rank = loads.index(min(loads))
+                shares[rank].append(name)
+                loads[rank] += prod(self._parts[name].shape)
+            lengths = [[sent_length(rank, self._parts[name].layout) for name in shares[own]] for rank in range(size)]
+            sent = torch.cat([held[name].reshape(-1) for share in shares for name in share]).to(device)
+            counts = [sum(of) for of in lengths]
+            received = sent.new_empty(sum(counts))
+            dist.all_to_all_single(received, sent, counts, [sum(held[name].numel() for name in x) for x in shares])
+            pieces = [x.split(of) for x, of in zip(received.split(counts), lengths, strict=True)]
+            for name, parts in zip(shares[own], zip(*pieces, strict=True), strict=True):
+                yield name, torch.cat(parts).view(self._parts[name].shape)
 
     def _norm_of_boxes(self, held: Mapping[str, Tensor], device: torch.device) -> Tensor:
         """Return the norm from the squares of parts, each taken once however many ranks hold it."""
