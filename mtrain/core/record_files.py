@@ -17,6 +17,13 @@ INPUTS = "inputs.jpg"
 """Some training samples as the network receives them."""
 DETAILS = "details.json"
 """Charts and matrices of the last evaluation: see ``core.interfaces.details``."""
+LIVE = "live"
+"""Folder with the newest metrics of each rank, see ``records/live.py``."""
+
+
+def live_file(folder: Path, rank: int) -> Path:
+    """Return the file with the newest metrics of one rank of the run in ``folder``."""
+    return folder / LIVE / f"rank-{rank}.json"
 
 
 def finite(value: Any) -> Any:

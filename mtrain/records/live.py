@@ -6,15 +6,12 @@ The file is ``live/rank-N.json`` of the run folder, which a rank replaces.
 import math
 import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any, ClassVar
 
 from mtrain.core.interfaces.reporter import Record, ReportedRun, Reporter
-from mtrain.core.record_files import write_json
+from mtrain.core.record_files import live_file, write_json
 from mtrain.spec import outputs
 
-FOLDER = "live"
-"""Folder of the run folder that holds the files."""
 INTERVAL_S = 0.5
 """Least number of seconds between two files of a rank that only updates have changed."""
 UPDATE_KEYS = (
@@ -30,11 +27,6 @@ UPDATE_KEYS = (
     "memory_bytes",
 )
 """Keys of an update's record that the file has under the same name."""
-
-
-def live_file(folder: Path, rank: int) -> Path:
-    """Return the file of one rank of the run in ``folder``."""
-    return folder / FOLDER / f"rank-{rank}.json"
 
 
 class LiveFigures(Reporter):

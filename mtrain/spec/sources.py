@@ -18,21 +18,12 @@ from mtrain.spec import references
 from mtrain.spec.in_code import plain
 from mtrain.spec.model import Spec
 from mtrain.spec.provenance import Layers, Misplaced, Origin
+from mtrain.spec.reserved import RESERVED
 from mtrain.spec.schema import has_value, walk
 from mtrain.spec.suggest import closest, hint
 from mtrain.spec.yaml_reader import Parsed, Path, nearest, parse, parse_value, read_text
 
 PREFIX = "MTRAIN_"
-JOB_SECRET = "MTRAIN_JOB_SECRET"  # noqa: S105
-"""Environment variable in which the starter passes the job's secret to the ranks. No plan, file or log contains it."""
-JOB_ATTEMPT = "MTRAIN_JOB_ATTEMPT"
-"""Environment variable that tells a rank to which attempt of its job it belongs, see ``system/attempts.py``."""
-CLUSTER_SECRET = "MTRAIN_CLUSTER_SECRET"  # noqa: S105
-"""Environment variable with the secret that hosts share if people start them by hand. Ranks do not receive it."""
-TRACING = frozenset({"MTRAIN_TRACE", *(f"MTRAIN_TRACE_{name}" for name in ("EVERY", "AT", "NUDGE", "UPDATES"))})
-"""Variables of ``mtrain_trace.recorder``, which that sets in the environment of a job that it records."""
-RESERVED = frozenset({"MTRAIN_HOME", "MTRAIN_DEBUG", "MTRAIN_CACHE", JOB_SECRET, JOB_ATTEMPT, CLUSTER_SECRET}) | TRACING
-"""Environment variables that begin like values of a spec and are none."""
 FOREIGN = {"FLAGS_START_PORT": "cluster.start_port"}
 """Environment variables of other programs that set a value of a spec, with the path of that value."""
 BASE_KEY = "_BASE_"

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from mtrain.errors import UsageError
 from mtrain.spec import outputs
-from mtrain.spec.sources import JOB_ATTEMPT as VARIABLE
+from mtrain.spec.reserved import JOB_ATTEMPT as VARIABLE
 from mtrain.system.proc import BEGAN, read_stat
 
 __all__ = ["VARIABLE", "Mark", "await_former_ranks", "draw_mark", "join", "read"]

@@ -2,9 +2,12 @@
 
 import shutil
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from mtrain.errors import UsageError
-from mtrain.spec.model import CheckpointSpec
+
+if TYPE_CHECKING:
+    from mtrain.spec.model import CheckpointSpec
 
 AMPLE_BYTES = 32 << 30
 """Free space that counts as enough for any job, so that the size of the model, which takes a second, is not
@@ -29,17 +32,17 @@ def is_full(folder: Path) -> bool:
         return False
 
 
-def needed_bytes(rule: CheckpointSpec, *, each_bytes: int, existing_bytes: int) -> int:
+def needed_bytes(rule: "CheckpointSpec", *, each_bytes: int, existing_bytes: int) -> int:
     """Return the free bytes that the files of a job need; the arguments are those of ``check_room``."""
     return _copies(rule) * each_bytes - existing_bytes + RECORDS_BYTES
 
 
-def _copies(rule: CheckpointSpec) -> int:
+def _copies(rule: "CheckpointSpec") -> int:
     """Return how many checkpoints there are while one is written."""
     return rule.keep_last + rule.keep_best + 1
 
 
-def check_room(folder: Path, rule: CheckpointSpec, *, each_bytes: int, existing_bytes: int) -> None:
+def check_room(folder: Path, rule: "CheckpointSpec", *, each_bytes: int, existing_bytes: int) -> None:
     """Refuse a job whose checkpoints do not fit on the disk of ``folder``.
 
     Args:

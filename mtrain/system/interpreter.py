@@ -10,16 +10,18 @@ from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, get_args
-
-from pydantic import BaseModel
+from typing import TYPE_CHECKING, Any, get_args
 
 import mtrain
 from mtrain.errors import UsageError
 from mtrain.spec import remedies
-from mtrain.spec.plugins import PluginEntry
-from mtrain.spec.resolved import Resolved
 from mtrain.system import interpreter_probe
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+
+    from mtrain.spec.plugins import PluginEntry
+    from mtrain.spec.resolved import Resolved
 
 OLDEST = (3, 11)
 PATIENCE_S = 60.0
@@ -75,7 +77,7 @@ def ask(
         return {"error": f"{python} does not answer as Python does"}
 
 
-def check(job: Resolved) -> None:
+def check(job: "Resolved") -> None:
     """Check the interpreter ``backend.python``, or that of this process if the spec does not set it.
 
     Raises:
@@ -141,7 +143,7 @@ def check(job: Resolved) -> None:
         _check_version(entry, facts["packages"][framework], where=f"backend.python: {python}: backend {name}")
 
 
-def _check_version(entry: PluginEntry, found: str, *, where: str) -> None:
+def _check_version(entry: "PluginEntry", found: str, *, where: str) -> None:
     """Refuse a framework that is older than ``entry`` says it needs.
 
     Raises:
@@ -165,7 +167,7 @@ def _install(extra: str | None, framework: str, *, python: str | None) -> str:
     return f"{python} -m pip install {framework}" if python else f"pip install {framework}"
 
 
-def _other_framework(options: BaseModel) -> str:
+def _other_framework(options: "BaseModel") -> str:
     """Return a part of an error message that suggests an installed framework on which the backend can run too.
 
     It is empty if the backend offers no choice of frameworks, or none of them is installed.

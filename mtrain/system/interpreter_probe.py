@@ -7,10 +7,11 @@ mtrain.
 import hashlib
 import json
 import platform
+import re
 import sys
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Dict, List, Optional  # noqa: UP035 - older interpreters must read this
+from typing import Any, Dict, Iterable, List, Optional, Set  # noqa: UP035 - older interpreters must read this
 
 CODE = (".py", ".pyi", ".toml", ".yml")
 """Suffixes of the files that determine a package's behaviour."""
@@ -21,7 +22,7 @@ def probe(packages: List[str], modules: List[str], code: str, *, in_detail: bool
 
     ``packages``: name -> version, for those that are installed. ``modules``: name -> distributions with versions, ""
     where they are unknown, None where the module cannot be found. Without ``in_detail`` the distributions of modules and the
-    digest of ``code`` are left out: both read every file that is installed.
+    digest of ``code`` are left out: both read many files.
     """
     versions: Dict[str, str] = {}  # noqa: UP006
     backends: List[str] = []  # noqa: UP006
@@ -35,10 +36,8 @@ def probe(packages: List[str], modules: List[str], code: str, *, in_detail: bool
             except metadata.PackageNotFoundError:
                 continue
         backends = sorted({point.name for point in metadata.entry_points(group="mtrain.backends")})
-        distributions = metadata.packages_distributions() if in_detail else {}
-        for name in (name for name in distributions if provided.get(name) is not None):
-            providers = sorted(set(distributions.get(name, [])))
-            provided[name] = ", ".join(f"{each} {metadata.version(each)}" for each in providers)
+        found = [name for name in modules if provided[name] is not None] if in_detail else []
+        provided.update(_providers(found, metadata.distributions()))
     return {
         "executable": sys.executable,
         "python": platform.python_version(),
@@ -47,6 +46,22 @@ def probe(packages: List[str], modules: List[str], code: str, *, in_detail: bool
         "backends": backends,
         "code": probe_code(code, in_detail=in_detail),
     }
+
+
+def _providers(modules: List[str], distributions: Iterable[Any]) -> Dict[str, str]:  # noqa: UP006
+    """Return the distributions of each module that has any, with versions, as ``importlib.metadata.packages_distributions`` does.
+
+    That function parses the metadata and every path of all that is installed, which takes most of a host's preflight.
+    """
+    providers: Dict[str, Set[str]] = {}  # noqa: UP006
+    for each in distributions:
+        declared = (each.read_text("top_level.txt") or "").split()
+        paths = "" if declared else each.read_text("RECORD") or each.read_text("SOURCES.txt") or ""
+        for name in modules:
+            line = r"^%s(/[^,\n]*)?\.py(,|$)" % re.escape(name)  # noqa: UP031
+            if name in declared or (name in paths and re.search(line, paths, re.MULTILINE)):
+                providers.setdefault(name, set()).add("%s %s" % (each.metadata["Name"], each.version))  # noqa: UP031
+    return {name: ", ".join(sorted(found)) for name, found in providers.items()}
 
 
 def _is_there(name: str) -> bool:

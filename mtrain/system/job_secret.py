@@ -2,8 +2,8 @@
 
 import secrets
 
-from mtrain.spec.sources import CLUSTER_SECRET as CLUSTER_VARIABLE
-from mtrain.spec.sources import JOB_SECRET as VARIABLE
+from mtrain.spec.reserved import CLUSTER_SECRET as CLUSTER_VARIABLE
+from mtrain.spec.reserved import JOB_SECRET as VARIABLE
 
 __all__ = ["CLUSTER_VARIABLE", "VARIABLE", "draw_secret"]
 

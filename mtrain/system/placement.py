@@ -7,11 +7,13 @@ import secrets
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-
-from pydantic import BaseModel, ConfigDict, Field
+from typing import TYPE_CHECKING, Any
 
 from mtrain.errors import UsageError
 from mtrain.system.environment import TUNABLES
+
+if TYPE_CHECKING:
+    from mtrain.system.launch_options import LaunchOptions as LaunchOptions
 
 LOOPBACK = "127.0.0.1"
 LOOPBACK_6 = "::1"
@@ -27,21 +29,16 @@ INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 """Environment variables in which gloo and NCCL look for the network interface to use."""
 
 
-class LaunchOptions(BaseModel):
-    """The options that a plan passes to a launcher. A launcher's own ``Options`` class extends it."""
+def __getattr__(name: str) -> Any:
+    """Import ``LaunchOptions`` when a launcher asks for it: agents and starters of ranks need no pydantic."""
+    if name != "LaunchOptions":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from mtrain.system.launch_options import LaunchOptions
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    python: str = Field(description="interpreter of the ranks")
-    master_addr: str = Field(LOOPBACK, description="address of the first host")
-    master_port: int = Field(29500, gt=0, lt=65536, description="rendezvous port on the first host")
-    start_port: int | None = Field(None, gt=0, lt=65536, description="first port of the ranks; null: theirs to choose")
-    threads: int = Field(1, gt=0, description="CPU threads per rank")
-    devices: tuple[int, ...] | None = Field(None, description="device numbers on every host, () for the CPU; null: all")
-    interface: str | None = Field(None, description="network interface of the collectives; null: left to them")
+    return LaunchOptions
 
 
-def rank_environment(options: LaunchOptions) -> dict[str, str]:
+def rank_environment(options: "LaunchOptions") -> dict[str, str]:
     """Return the environment variables that every rank needs, whichever launcher starts it."""
     threads = str(options.threads)
     names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")

@@ -26,7 +26,8 @@ SET_CHILD_SUBREAPER = 36
 """Options of prctl(2)."""
 KILL_ROUNDS = 30
 """Number of attempts, of about a second each, to kill processes. One in uninterruptible sleep may outlive them all."""
-
+EXIT_CODES = {signal.SIGINT: 130, signal.SIGTERM: 143}
+"""Exit code of mtrain, by the signal that asked for the end of a job."""
 SPARE_FILES = 256
 """Files that a process has open besides those that ``allow_open_files`` counts."""
 

@@ -18,13 +18,14 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import CollectorRegistry
 
 from mtrain.core.interfaces.reporter import ReportedRun
+from mtrain.core.record_files import live_file
 from mtrain.errors import UsageError
 from mtrain.jobs.run import metrics, metrics_server
 from mtrain.jobs.run.host_collector import HostCollector
 from mtrain.jobs.run.metrics import HostMetrics
 from mtrain.jobs.run.metrics_place import AttemptFacts, MetricsPlace
 from mtrain.jobs.run.metrics_server import MAX_REQUESTS
-from mtrain.records.live import LiveFigures, live_file
+from mtrain.records.live import LiveFigures
 from tests.ports import held_port
 
 ROOT = Path(__file__).parents[2]

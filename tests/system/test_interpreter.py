@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 import venv
+from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from mtrain.commands import main
 from mtrain.errors import UsageError
 from mtrain.spec.model import Spec
 from mtrain.spec.resolved import Resolved
-from mtrain.system import interpreter
+from mtrain.system import interpreter, interpreter_probe
 
 pytestmark = pytest.mark.smoke
 
@@ -164,3 +165,27 @@ def test_a_framework_of_another_interpreter_older_than_its_backend_needs_is_refu
     provide(python, "torch-2.6.0.dist-info", "", METADATA="Name: torch\nVersion: 2.6.0\n")
     with pytest.raises(UsageError, match=r"other/bin/python: backend fsdp needs torch 2.8 or newer, 2.6.0 is"):
         interpreter.check(Resolved.of(spec(python, backend="fsdp")))
+
+
+def test_the_distributions_of_modules_are_those_that_python_itself_finds(tmp_path):
+    def install(name: str, version: str, **files: str) -> None:
+        folder = tmp_path / f"{name}-{version}.dist-info"
+        folder.mkdir()
+        (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+        for file, text in files.items():
+            (folder / file.replace("_txt", ".txt")).write_text(text)
+
+    install("declares", "1.0", top_level_txt="one\ntwo\n", RECORD="three/__init__.py,,\n")
+    install("lists", "2.0", RECORD="two/part.py,sha256=a,1\nfour.py,,\nfour_more/__init__.py,,\nfive/data.txt,,\n")
+    there = list(metadata.distributions(path=[str(tmp_path)]))
+    assert interpreter_probe._providers(["one", "two", "three", "four", "five"], there) == {
+        "one": "declares 1.0",
+        "two": "declares 1.0, lists 2.0",
+        "four": "lists 2.0",
+    }
+    found = metadata.packages_distributions()
+    modules = [name for name in ("torch", "numpy", "yaml", "cv2", "PIL", "pytest", "mtrain_trace") if name in found]
+    expected = {
+        name: ", ".join(f"{each} {metadata.version(each)}" for each in sorted({*found[name]})) for name in modules
+    }
+    assert interpreter_probe._providers(modules, metadata.distributions()) == expected

@@ -64,14 +64,13 @@ import mtrain
 from mtrain.errors import MtrainError, UsageError
 from mtrain.jobs.hosts import messages
 from mtrain.jobs.hosts.channel import Channel, Lost
-from mtrain.jobs.hosts.messages import Farewell, Message
+from mtrain.jobs.hosts.messages import NOTHING, Farewell, Message
 from mtrain.jobs.run.host_command import HostCommand, Orders
 from mtrain.jobs.run.metrics import HostMetrics
 from mtrain.jobs.run.metrics_place import AttemptFacts, MetricsPlace
-from mtrain.jobs.run.supervisor import EXIT_CODES, NOTHING
 from mtrain.spec import bounds, terminal
 from mtrain.system import environment, placement, processes, runfolder
-from mtrain.system.processes import Requests
+from mtrain.system.processes import EXIT_CODES, Requests
 from mtrain.system.runfolder import RunFolder
 
 FIRST_MESSAGE_S = 60.0

@@ -24,8 +24,9 @@ from mtrain.jobs.hosts.messages import Farewell
 from mtrain.jobs.plan.plan import Plan
 from mtrain.jobs.preflight.findings import Finding
 from mtrain.jobs.run.outcome import Outcome
-from mtrain.jobs.run.supervisor import EXIT_CODES, Result
+from mtrain.jobs.run.supervisor import Result
 from mtrain.spec.hostnames import few
+from mtrain.system.processes import EXIT_CODES
 
 LOOK_S = 1.0
 """Seconds between two looks for hosts that come."""

@@ -12,8 +12,7 @@ from mtrain.jobs.hosts.agent import Agent, hello
 from mtrain.jobs.hosts.channel import Channel, Lost
 from mtrain.jobs.hosts.connections import CONNECT_S, SILENT_WAIT_S, channel_over, printable, source_for
 from mtrain.jobs.hosts.handshake import Unproven, prove
-from mtrain.jobs.hosts.messages import Farewell
-from mtrain.jobs.run.supervisor import EXIT_CODES, NOTHING
+from mtrain.jobs.hosts.messages import NOTHING, Farewell
 from mtrain.system import names, processes
 
 AGAIN_S = 0.3
@@ -34,7 +33,9 @@ def join(party: Party, *, timeout_s: float, note: Callable[[str], None], again: 
         while True:
             channel = _reach_first(party, deadline=deadline, timeout_s=timeout_s, note=note, requests=requests)
             if channel is None:
-                return Farewell(code=EXIT_CODES[requests.first or signal.SIGTERM], text=NOTHING, reason=NOTHING)
+                return Farewell(
+                    code=processes.EXIT_CODES[requests.first or signal.SIGTERM], text=NOTHING, reason=NOTHING
+                )
             # The description goes with the hello, so that a host that would train something else is refused before it waits.
             channel.send(hello(job=party.job()))
             try:

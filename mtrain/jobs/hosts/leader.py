@@ -21,7 +21,7 @@ from mtrain.jobs.hosts.channel import ask_all
 from mtrain.jobs.hosts.connected_hosts import ASK_S, ConnectedHosts, ask, end_requested
 from mtrain.jobs.hosts.elastic_hosts import ElasticHosts
 from mtrain.jobs.hosts.hosts import Gathering, Member
-from mtrain.jobs.hosts.messages import Farewell
+from mtrain.jobs.hosts.messages import NOTHING, Farewell
 from mtrain.jobs.hosts.survey import Survey, address_that_others_use, await_names
 from mtrain.jobs.plan import means
 from mtrain.jobs.plan.machine import here
@@ -31,7 +31,7 @@ from mtrain.jobs.preflight.findings import Finding
 from mtrain.jobs.resume.find import Where
 from mtrain.jobs.run.attempt import Limits
 from mtrain.jobs.run.request_files import write_folder
-from mtrain.jobs.run.supervisor import EXIT_CODES, NOTHING, Result
+from mtrain.jobs.run.supervisor import Result
 from mtrain.records.display import Display
 from mtrain.spec import terminal
 from mtrain.spec.addresses import is_address
@@ -103,7 +103,7 @@ class Leader:
                 try:
                     result = steps(self)
                 except EndRequested:
-                    code = EXIT_CODES[self._requests.first or signal.SIGTERM]
+                    code = processes.EXIT_CODES[self._requests.first or signal.SIGTERM]
                     result = Result(code=code, text=NOTHING, reason=NOTHING)
             discard = result.code == 0 and self.brief.mode == TRIAL
             farewell = Farewell(code=result.code, text=result.text, reason=result.reason, discard=discard)

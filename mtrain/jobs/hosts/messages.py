@@ -18,6 +18,8 @@ MAX_WARNINGS = 20
 LEAST_BYTES = 2048
 """Smaller files are sent as they are, which people can read in a message."""
 PACKED = "zlib"
+NOTHING = "ended before anything was started"
+"""Message for a request to end that came before anything was started."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -8,8 +8,8 @@ from typing import Any
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from mtrain.core.record_files import live_file
 from mtrain.jobs.run.metrics_place import AttemptFacts
-from mtrain.records.live import live_file
 from mtrain.spec.files import MAX_OWN_BYTES, parse_json, read_bytes
 
 JOB = {

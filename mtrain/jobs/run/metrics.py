@@ -10,15 +10,15 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mtrain.core.record_files import LIVE, live_file
 from mtrain.errors import UsageError
 from mtrain.jobs.run.metrics_place import OWN, AttemptFacts, MetricsPlace
-from mtrain.records.live import FOLDER, live_file
 from mtrain.spec import remedies
-from mtrain.spec.model import Spec
 from mtrain.system import placement
 
 if TYPE_CHECKING:
     from mtrain.jobs.run.metrics_server import MetricsServer
+    from mtrain.spec.model import Spec
 
 KEY = "report.metrics_port"
 LIBRARY = "prometheus_client"
@@ -93,7 +93,7 @@ class HostMetrics:
         for rank in self._ranks:
             live_file(self._folder, rank).unlink(missing_ok=True)
         try:
-            (self._folder / FOLDER).rmdir()
+            (self._folder / LIVE).rmdir()
         except OSError:  # Other hosts may have files in it.
             return
 
@@ -115,7 +115,7 @@ def listener_address(place: MetricsPlace) -> str:
     return own
 
 
-def check(spec: Spec) -> None:
+def check(spec: "Spec") -> None:
     """Refuse metrics that this host could not serve.
 
     Raises:

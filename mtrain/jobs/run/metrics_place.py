@@ -2,10 +2,12 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mtrain.spec.hostnames import bracket_host
-from mtrain.spec.model import Spec
+
+if TYPE_CHECKING:
+    from mtrain.spec.model import Spec
 
 OWN = "host"
 """Value of ``report.metrics_address`` that means the address of each host in the job."""
@@ -20,7 +22,7 @@ class MetricsPlace:
     """An IP address, or ``OWN``."""
 
     @classmethod
-    def of(cls, spec: Spec, mode: str) -> "MetricsPlace | None":
+    def of(cls, spec: "Spec", mode: str) -> "MetricsPlace | None":
         """Return the place that a spec names; None: it names none, or the ranks do not train."""
         port = spec.report.metrics_port
         trains = mode in ("train", "script")

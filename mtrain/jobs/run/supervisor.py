@@ -17,15 +17,11 @@ from mtrain.jobs.plan.plan import Plan
 from mtrain.jobs.run.outcome import Outcome
 from mtrain.records.display import Display
 from mtrain.system.diagnosis import Verdict
-from mtrain.system.processes import Requests
+from mtrain.system.processes import EXIT_CODES, Requests
 from mtrain.system.runfolder import RunFolder
 
-EXIT_CODES = {signal.SIGINT: 130, signal.SIGTERM: 143}
-"""Exit code of mtrain, by the signal that asked for the end of a job."""
 FAILURES = (1, 2)
 """Exit codes of a job that has failed; the others are those of one that is done, or was asked to end."""
-NOTHING = "ended before anything was started"
-"""Message for a request to end that came before anything was started."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -15,7 +15,8 @@ import psutil
 from mtrain.core.interfaces.queue import Queue, QueuedJob
 from mtrain.errors import UsageError
 from mtrain.spec import package_parts
-from mtrain.spec.sources import FOREIGN, PREFIX, RESERVED
+from mtrain.spec.reserved import RESERVED
+from mtrain.spec.sources import FOREIGN, PREFIX
 from mtrain.system import environment, processes
 from mtrain.system.devices import HIDING
 from mtrain.system.log_limit import end_of
