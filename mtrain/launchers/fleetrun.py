@@ -9,6 +9,7 @@ from mtrain.core.interfaces import Command, Host, Launcher
 from mtrain.errors import SpecError
 from mtrain.launchers.withheld import withholding
 from mtrain.system.placement import QUIET_PORTS, LaunchOptions, rank_environment, run_dir_in
+from mtrain.system.rank_starter import runs_script
 
 FAILED_RANK = re.compile(r"^Container rank (\d+) status failed .* code (-?\d+) log ", re.MULTILINE)
 """Paddle's line about the first failed process in its order: the rank within this host, and the exit status."""
@@ -117,8 +118,9 @@ class Fleetrun(Launcher):
             "--log_dir": logs if nodes == 1 else f"{logs}-{node}",
         }
         flags = [word for name, value in words.items() if value is not None for word in (name, value)]
+        program = "paddle.distributed.launch" if runs_script(argv) else "mtrain.backends.paddle_launch"
         # Paddle writes its environment into its log folder, so it does not get to see the user's.
-        return (*withholding("keep", options.python), options.python, "-m", "paddle.distributed.launch", *flags)
+        return (*withholding("keep", options.python), options.python, "-m", program, *flags)
 
     def _rank(self, argv: Sequence[str]) -> tuple[str, ...]:
         return (*withholding("restore", self.options.python), self.options.python, *argv)

@@ -2,11 +2,12 @@
 
 import re
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import ClassVar
 
 from mtrain.core.interfaces import Command, Host, Launcher
 from mtrain.system.placement import LaunchOptions, rank_environment, run_dir_in
-from mtrain.system.rank_starter import read_deaths
+from mtrain.system.rank_starter import read_deaths, runs_script
 
 FAILED_RANK = re.compile(r"^\s*rank\s*: (\d+) .*\n\s*exitcode\s*: (-?\d+)", re.MULTILINE)
 """One entry of the ``ChildFailedError`` report that torchrun prints."""
@@ -17,10 +18,10 @@ LOG_FOLDER = "torchrun"
 class Torchrun(Launcher):
     """Plans one torchrun per host, which starts the ranks of that host.
 
-    ``mtrain.backends._torch.ranks.starter`` runs torchrun with a store that listens at the address of the first host only. On one
-    host it starts the ranks as torchrun does but without torchrun, which would import torch first. The static rendezvous
-    needs nothing but an address and a port. torchrun's restarts are off: mtrain restarts from the newest checkpoint
-    (``cluster.max_restarts``).
+    ``mtrain.backends._torch.ranks.starter`` starts the ranks as torchrun does but without torchrun, which would import torch
+    first. For scripts on several hosts it runs torchrun, with a store that listens at the address of the first host only. The
+    static rendezvous needs nothing but an address and a port. torchrun's restarts are off: mtrain restarts from the newest
+    checkpoint (``cluster.max_restarts``).
     """
 
     class Options(LaunchOptions):
@@ -35,15 +36,19 @@ class Torchrun(Launcher):
     def plan(self, argv: Sequence[str], hosts: Sequence[Host], ranks_per_host: int) -> Sequence[Command]:
         """Return one command per host.
 
-        They differ in ``--node-rank``, and in the number of ranks where hosts differ in it.
+        They differ in the numbers of the host and of its first rank, and in the number of ranks where hosts differ in it.
         """
         env, run_dir = rank_environment(self.options), run_dir_in(argv)
         # By default, torchrun leaves its log folders in TMPDIR.
         logs = () if run_dir is None else (f"--log-dir={run_dir / 'logs' / LOG_FOLDER}",)
+        *firsts, size = accumulate((host.slots for host in hosts), initial=0)
+        # Only torchrun hosts the store of a script's ranks until those of all hosts have ended, and it numbers them itself.
+        numbered = len(hosts) > 1 and not runs_script(argv)
+        numbers = [(f"--first-rank={first}", f"--world-size={size}") if numbered else () for first in firsts]
         return [
             Command(
                 host=host.address,
-                argv=(*self._starter(len(hosts), node, host.slots), *logs, *argv),
+                argv=(*self._starter(len(hosts), node, host.slots), *numbers[node], *logs, *argv),
                 env=env,
             )
             for node, host in enumerate(hosts)

@@ -4,6 +4,7 @@ A failed rank is one line in the output of the starter, which ``read_deaths`` re
 ranks meet, is the business of each backend.
 """
 
+import itertools
 import json
 import os
 import re
@@ -42,6 +43,11 @@ def read_deaths(log: str) -> list[Death]:
 def status_for_shell(status: int) -> int:
     """Return an exit status as a shell reports it: 128 plus the number of the signal that ended the process."""
     return 128 - status if status < 0 else status
+
+
+def runs_script(command: Sequence[str]) -> bool:
+    """Return whether the command of a rank runs a user's script."""
+    return ("--mode", "script") in itertools.pairwise(command)
 
 
 class Ranks:

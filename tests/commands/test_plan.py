@@ -33,10 +33,11 @@ def test_two_hosts_get_one_torchrun_command_each_that_differs_in_the_node_rank(c
     assert first["argv"][:3] == [sys.executable, "-m", "mtrain.backends._torch.ranks.starter"]
     assert first["argv"][3:] == [
         *("--nnodes=2", "--node-rank=0", "--nproc-per-node=2", "--master-addr=10.0.0.1", "--master-port=29500"),
-        *("--max-restarts=0", "--log-dir=runs/yolov5n/logs/torchrun"),
+        *("--max-restarts=0", "--first-rank=0", "--world-size=4", "--log-dir=runs/yolov5n/logs/torchrun"),
         *("-m", "mtrain.rank.worker", "--run-dir", "runs/yolov5n"),
     ]
-    assert [word.replace("rank=1", "rank=0") for word in second["argv"]] == first["argv"]
+    differing = {"--node-rank=1": "--node-rank=0", "--first-rank=2": "--first-rank=0"}
+    assert [differing.get(word, word) for word in second["argv"]] == first["argv"]
     assert first["env"] == second["env"]
     assert "GLOO_SOCKET_IFNAME" not in first["env"], "the name of an interface on another host is not known here"
 
@@ -49,7 +50,7 @@ def test_two_hosts_get_one_fleetrun_command_each_with_the_devices_that_were_sele
     assert (first["host"], second["host"]) == ("10.0.0.1", "10.0.0.2")
     assert first["argv"] == [
         *(sys.executable, "-m", "mtrain.launchers.withheld", "keep"),
-        *(sys.executable, "-m", "paddle.distributed.launch", "--master", "10.0.0.1:29500", "--nnodes", "2"),
+        *(sys.executable, "-m", "mtrain.backends.paddle_launch", "--master", "10.0.0.1:29500", "--nnodes", "2"),
         *("--rank", "0", "--host", "10.0.0.1", "--nproc_per_node", "2", "--devices", "0,1"),
         *("--run_mode", "collective", "--max_restart", "0", "--log_dir", "runs/yolov5n/logs/fleetrun-0"),
         *(sys.executable, "-m", "mtrain.launchers.withheld", "restore"),

@@ -1,8 +1,12 @@
 """Jobs through Paddle's own starter: its commands, and ranks that end, fail, hang, are killed and are asked to end."""
 
+import json
 import os
 import signal
+import subprocess
+import sys
 from importlib.util import find_spec
+from pathlib import Path
 
 import psutil
 import pytest
@@ -10,6 +14,7 @@ import pytest
 from mtrain.core.interfaces import Host
 from mtrain.errors import SpecError
 from mtrain.launchers.fleetrun import Fleetrun
+from mtrain.system.placement import free_port
 
 WORKER = ("-m", "mtrain.rank.worker", "--run-dir", "/runs/a b")
 TWO = [Host(address="10.0.0.1", slots=2), Host(address="10.0.0.2", slots=2)]
@@ -26,7 +31,7 @@ def test_every_flag_is_given_and_nothing_is_left_to_the_name_of_the_host():
     first, second = launcher(master_addr="10.0.0.1", master_port=31000, devices=(2, 3)).plan(WORKER, TWO, 2)
     assert list(first.argv) == [
         *("/opt/python", "-m", "mtrain.launchers.withheld", "keep"),
-        *("/opt/python", "-m", "paddle.distributed.launch", "--master", "10.0.0.1:31000", "--nnodes", "2"),
+        *("/opt/python", "-m", "mtrain.backends.paddle_launch", "--master", "10.0.0.1:31000", "--nnodes", "2"),
         *("--rank", "0", "--host", "10.0.0.1", "--nproc_per_node", "2", "--devices", "2,3"),
         *("--run_mode", "collective", "--max_restart", "0", "--log_dir", "/runs/a b/logs/fleetrun-0"),
         *("/opt/python", "-m", "mtrain.launchers.withheld", "restore", "/opt/python", *WORKER),
@@ -155,11 +160,51 @@ def test_a_second_ctrl_c_ends_ranks_that_do_not_listen(starter, tmp_path, alive_
     assert alive_ranks() == []
 
 
+def started_by(module: str, folder: Path) -> dict[str, dict[str, str]]:
+    """Return the variables of each of two ranks that Paddle's launcher starts, with what its process has loaded as LOADED."""
+    program = folder / "rank.py"
+    program.write_text(
+        "import json, os\n"
+        "loaded = str('libpaddle' in open(f'/proc/{os.getppid()}/maps').read())\n"
+        "print(json.dumps({**os.environ, 'LOADED': loaded}))\n"
+    )
+    words = ["--master", f"127.0.0.1:{free_port()}", "--nnodes", "1", "--rank", "0", "--host", "127.0.0.1"]
+    words += ["--nproc_per_node", "2", "--run_mode", "collective", "--log_dir", str(folder / module)]
+    command = [sys.executable, "-m", module, *words, sys.executable, str(program)]
+    subprocess.run(command, check=True, capture_output=True, timeout=120, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    rows = [json.loads((folder / module / f"workerlog.{rank}").read_text().splitlines()[-1]) for rank in (0, 1)]
+    return {row["PADDLE_TRAINER_ID"]: row for row in rows}
+
+
+DRAWN = {"POD_NAME", "PADDLE_MASTER", "PADDLE_TRAINER_ENDPOINTS", "PADDLE_CURRENT_ENDPOINT"}
+"""Variables of ranks that differ in each start."""
+OF_IMPORTS = {"CUSTOM_DEVICE_ROOT", "LD_LIBRARY_PATH"}
+"""Variables that importing Paddle sets, in a rank too."""
+
+
+@pytest.mark.job
+@needs_paddle
+def test_paddles_launcher_gives_ranks_the_same_variables_without_loading_paddle(tmp_path):
+    ours, theirs = (
+        started_by(module, tmp_path) for module in ("mtrain.backends.paddle_launch", "paddle.distributed.launch")
+    )
+    assert {row.pop("LOADED") for row in ours.values()} == {"False"}
+    assert {row.pop("LOADED") for row in theirs.values()} == {"True"}
+    assert ours.keys() == theirs.keys() == {"0", "1"}
+    for rank in ours:
+        names = {
+            name for name in ours[rank].keys() | theirs[rank].keys() if ours[rank].get(name) != theirs[rank].get(name)
+        }
+        folders = {"PADDLE_LOG_DIR", "PADDLE_BACKUP_ENV_PATH"}
+        assert names <= DRAWN | OF_IMPORTS | folders
+        assert ours[rank].keys() >= DRAWN
+
+
 @pytest.mark.job
 @needs_paddle
 def test_an_agent_that_is_killed_leaves_no_ranks(starter, alive_ranks):
     process = starter("ignore_requests", **through_fleetrun)
-    agents = [c for c in psutil.Process(process.pid).children() if "paddle.distributed.launch" in c.cmdline()]
+    agents = [c for c in psutil.Process(process.pid).children() if "mtrain.backends.paddle_launch" in c.cmdline()]
     os.kill(agents[0].pid, signal.SIGKILL)
     _, message = process.communicate(timeout=30)
     assert process.returncode == 1

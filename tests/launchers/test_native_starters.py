@@ -56,7 +56,7 @@ def native(process: "subprocess.Popen[str]", name: str) -> list[psutil.Process]:
     """Processes of the library's own starter below ``process``, the outermost first."""
     modules = {
         "torchrun": ["mtrain.backends._torch.ranks.starter"],
-        "fleetrun": ["paddle.distributed.launch"],
+        "fleetrun": ["mtrain.backends.paddle_launch"],
         "horovodrun": ["mtrain.backends._horovod.single_host_starter"],
         "deepspeed": ["deepspeed.launcher.launch"],  # the inner one of two; the outer says then that all went well
     }[name]

@@ -1,4 +1,4 @@
-"""The ranks of a job on one host are started without torchrun, and have what torchrun would give them."""
+"""Ranks are started without torchrun, and have what torchrun would give them."""
 
 import json
 import os
@@ -10,6 +10,8 @@ import pytest
 
 from mtrain.backends._torch import forked
 from mtrain.backends._torch.ranks import starter
+from mtrain.core.interfaces import Host
+from mtrain.launchers.torchrun import Torchrun
 from mtrain.system import copied
 from mtrain.system.rank_starter import read_deaths
 
@@ -21,6 +23,23 @@ def test_a_job_on_one_host_needs_no_torchrun():
     assert starter.alone(["--nnodes=1", *COMMON, "--max-restarts=0", "--log-dir=x", *WORKER])
     assert starter.alone(["--nnodes=1", *COMMON, "ranks.py", "--nnodes=7"])
     assert starter.alone(["--nnodes=1", *COMMON, *WORKER, "--mode", "script", "--", "train.py"])
+
+
+def test_ranks_of_several_hosts_are_numbered_by_their_plan_and_not_by_torchrun():
+    hosts = [Host(address=f"10.0.0.{slots}", slots=slots) for slots in (1, 2, 3)]
+    launcher = Torchrun(Torchrun.Options(python=sys.executable, master_addr="10.0.0.1"))
+    last = starter.alone(launcher.plan(WORKER, hosts, 1)[2].argv[3:])
+    assert last is not None
+    variables = starter._variables(1, last, has_store=False)
+    assert (
+        (variables["RANK"], variables["WORLD_SIZE"])
+        == (variables["ROLE_RANK"], variables["ROLE_WORLD_SIZE"])
+        == ("4", "6")
+    )
+    assert (variables["LOCAL_RANK"], variables["LOCAL_WORLD_SIZE"]) == ("1", "3")
+    assert (variables["GROUP_RANK"], variables["GROUP_WORLD_SIZE"]) == ("2", "3")
+    script = launcher.plan([*WORKER, "--mode", "script", "--", "train.py"], hosts, 1)[2]
+    assert starter.alone(script.argv[3:]) is None, "torchrun hosts the store until the scripts of all hosts have ended"
 
 
 @pytest.mark.parametrize(
@@ -41,7 +60,9 @@ def test_whatever_torchrun_alone_knows_is_left_to_it(argv):
 @pytest.mark.smoke
 @pytest.mark.job
 def test_starting_ranks_imports_no_framework():
-    program = "import sys, mtrain.backends._torch.ranks.starter; print({'torch', 'numpy'} & set(sys.modules))"
+    """Nor does an agent, or the preflight of a host, import what only the leader and the ranks need."""
+    modules = "mtrain.backends._torch.ranks.starter, mtrain.jobs.hosts.agent, mtrain.jobs.preflight.facts"
+    program = f"import sys, {modules}; print({{'torch', 'numpy', 'pydantic', 'stevedore'}} & set(sys.modules))"
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "set()"
 

@@ -4,15 +4,14 @@
 does, with a store that listens only at the address of the rendezvous. torchrun's own store would listen on every interface
 of the machine and, having no password, answer anyone.
 
-On one host torchrun decides nothing that its own arguments do not say. It imports torch before it starts the first rank,
-and each rank then imports it again; here the ranks are copies of a process that has imported it (``forked``), or processes
-that import it by themselves. Rank 0 hosts the store at which the ranks meet (``group.join``). A user's script may join torch's
-process group by itself, so for one this process hosts the store, as torchrun does; and where its ranks cannot be copies,
-torchrun starts them.
+torchrun imports torch before it starts the first rank, and each rank then imports it again; here the ranks are copies of a
+process that has imported it (``forked``), or processes that import it by themselves. On several hosts torchrun's agents meet
+to number the ranks, which ``--first-rank`` and ``--world-size`` say here. Rank 0 hosts the store at which the ranks meet
+(``group.join``). A user's script may join torch's process group by itself, so for one on one host this process hosts the
+store, as torchrun does. On several hosts, and where its ranks cannot be copies, torchrun starts them.
 """
 
 import argparse
-import itertools
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,12 +19,10 @@ from contextlib import contextmanager, nullcontext
 from datetime import timedelta
 
 from mtrain.backends._torch import forked
-from mtrain.system.rank_starter import Ranks
+from mtrain.system.rank_starter import Ranks, runs_script
 
 FAILURE_GRACE_S = 30.0
 """Seconds that the other ranks have to end when one has failed, or when this process's parent is gone."""
-SCRIPT_MODE = ("--mode", "script")
-"""Words of a command that runs a user's script."""
 STORE_TIMEOUT = timedelta(minutes=15)
 """How long a request to the store of a script's ranks may take, as under torchrun."""
 
@@ -48,9 +45,12 @@ def main(argv: list[str]) -> int:
 
 
 def alone(argv: Sequence[str]) -> argparse.Namespace | None:
-    """Return the options of a command line of torchrun for one host; None: only torchrun knows what to do for it."""
+    """Return the options of a command line that numbers the ranks of this host; None: only torchrun knows what to do for it."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    parser.add_argument("--nnodes", default="1")
+    parser.add_argument("--nnodes", type=int, default=1)
+    parser.add_argument("--node-rank", type=int, default=0)
+    parser.add_argument("--first-rank", type=int, default=0)
+    parser.add_argument("--world-size", type=int)
     parser.add_argument("--nproc-per-node", type=int, required=True)
     parser.add_argument("--master-addr", required=True)
     parser.add_argument("--master-port", required=True)
@@ -63,7 +63,9 @@ def alone(argv: Sequence[str]) -> argparse.Namespace | None:
     except (argparse.ArgumentError, SystemExit):
         return None
     is_known = not unknown and options.command and not options.command[0].startswith("-")
-    return options if is_known and options.nnodes == "1" and options.max_restarts == 0 else None
+    if options.nnodes == 1:
+        options.world_size = options.nproc_per_node
+    return options if is_known and options.world_size and options.max_restarts == 0 else None
 
 
 def _run(options: argparse.Namespace) -> int | None:
@@ -72,7 +74,7 @@ def _run(options: argparse.Namespace) -> int | None:
     SIGTERM and SIGINT to this process are passed on to the ranks. Who has sent it decides how long they may take.
     """
     ranks = Ranks(failure_grace_s=FAILURE_GRACE_S, request_grace_s=float("inf"))
-    is_script = SCRIPT_MODE in itertools.pairwise(options.command)
+    is_script = runs_script(options.command)
     name, *words = options.command
     with ranks.handling_signals():
         pays = options.module and (is_script or options.nproc_per_node > 1 or "torch" in sys.modules)
@@ -80,8 +82,9 @@ def _run(options: argparse.Namespace) -> int | None:
         if program is None and is_script and not ranks.end_requested:
             return None
         with _host_store(options) if is_script else nullcontext(None) as host:
-            for rank in range(options.nproc_per_node):
-                variables = _variables(rank, options, has_store=host is not None)
+            for local_rank in range(options.nproc_per_node):
+                rank = options.first_rank + local_rank
+                variables = _variables(local_rank, options, has_store=host is not None)
                 if program is None:
                     module = ["-m"] if options.module else []
                     ranks.start(rank, [sys.executable, "-u", *module, *options.command], variables)
@@ -111,14 +114,15 @@ def _host_store(options: argparse.Namespace) -> Iterator[Callable[[], None] | No
     hosted.clear()
 
 
-def _variables(rank: int, options: argparse.Namespace, *, has_store: bool) -> Mapping[str, str]:
+def _variables(local_rank: int, options: argparse.Namespace, *, has_store: bool) -> Mapping[str, str]:
     """Return the variables that torchrun would add to the environment of a rank; ``has_store``: this process hosts it."""
-    size = str(options.nproc_per_node)
     return {
-        **dict.fromkeys(("RANK", "LOCAL_RANK", "ROLE_RANK"), str(rank)),
-        **dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE", "ROLE_WORLD_SIZE"), size),
-        "GROUP_RANK": "0",
-        "GROUP_WORLD_SIZE": "1",
+        **dict.fromkeys(("RANK", "ROLE_RANK"), str(options.first_rank + local_rank)),
+        **dict.fromkeys(("WORLD_SIZE", "ROLE_WORLD_SIZE"), str(options.world_size)),
+        "LOCAL_RANK": str(local_rank),
+        "LOCAL_WORLD_SIZE": str(options.nproc_per_node),
+        "GROUP_RANK": str(options.node_rank),
+        "GROUP_WORLD_SIZE": str(options.nnodes),
         "ROLE_NAME": "default",
         "MASTER_ADDR": options.master_addr,
         "MASTER_PORT": options.master_port,
