@@ -9,8 +9,12 @@ import pytest
 import torch
 from torch import distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor
 
 from mtrain.backends._deepspeed.engine import ZeroOptimizer
+from mtrain.backends._fsdp import internals
+from mtrain.backends._fsdp.engine import FsdpExchange
 from mtrain.backends._fsdp.sharding import OwnParts, without_values
 from mtrain.backends._torch.ddp_engine import DeterministicBucketsDDP, _Exchange
 from mtrain.backends._torch.engine import TorchEngine
@@ -52,6 +56,27 @@ def test_ddp_exchanges_in_the_last_micro_batch_alone(tmp_path: Path) -> None:
     finally:
         dist.destroy_process_group()
     assert sent == [False, True]
+
+
+@pytest.mark.parametrize("own_order", [False, True])
+def test_fsdp_keeps_the_last_weights_of_a_forward_pass_for_the_backward_pass(own_order: bool, tmp_path: Path) -> None:
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
+    try:
+        model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1))
+        for unit in (*model, model):
+            internals.shard(unit, init_device_mesh("cpu", (1,)))
+        exchange = FsdpExchange(model, [model])
+        exchange.own_order = own_order
+        with exchange.during(last=True):
+            model(torch.ones(1, 2))
+            inside = [isinstance(layer.weight, DTensor) for layer in model]
+        after = [isinstance(layer.weight, DTensor) for layer in model]
+        del model, exchange, unit
+        internals.forget_meshes()
+    finally:
+        dist.destroy_process_group()
+    assert inside == [True, own_order]
+    assert after == [True, True], "a change to the parts takes effect"
 
 
 @pytest.mark.parametrize("own_order", [False, True])

@@ -1,7 +1,7 @@
 """mtrain's torch engine over FSDP2: it splits the model over ranks, trains the parts, and saves whole arrays."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -227,10 +227,12 @@ class FsdpExchange:
         self.own_order = False
         """Whether a script orders backward passes, perhaps of several models."""
         # Not from the state, which may leave out what is not trained.
-        self.held = {name: parameter.to_local().detach() for name, parameter in _cut(model).items()}
+        self._parameters = _cut(model)
+        self.held = {name: parameter.to_local().detach() for name, parameter in self._parameters.items()}
         """This rank's part of each parameter."""
         self.boxes: Mapping[str, Boxes] | None = None
         """Where all ranks' parts lie, on a mesh; None: one after the other."""
+        self._end = [model, *(x for x in model.modules() if isinstance(x, FSDPModule))][-1]
         self._is_checked = False
         self._summed: Sequence[str] = ()
         self._tensor_group: dist.ProcessGroup | None = None
@@ -239,11 +241,22 @@ class FsdpExchange:
         """Add up the gradients of the parameters ``names`` over a tensor group, each of whose ranks computes a part."""
         self._summed, self._tensor_group = names, group
 
-    def during(self, *, last: bool) -> nullcontext[None]:
+    @contextmanager
+    def during(self, *, last: bool) -> Iterator[None]:
         """Suppress FSDP's exchange before the last micro batch, unless a pass through another model may come between."""
         assert isinstance(self._model, FSDPModule)
         self._model.set_requires_gradient_sync(last or self.own_order)
-        return nullcontext()
+        # The backward pass begins with the weights with which the forward pass ends. A script's own order may change
+        # weights between the two.
+        kept = [] if self.own_order else [self._end, self._model]
+        for unit in kept:
+            unit.set_reshard_after_forward(False, recurse=False)
+        try:
+            yield
+        finally:
+            for unit in kept:
+                unit.set_reshard_after_forward(True, recurse=False)
+                unit.reshard()
 
     def backward(self, loss: Tensor, *, retain_graph: bool = False) -> None:
         """Run the backward pass. Other models through which the loss goes get gradients from FSDP, which are dropped."""
@@ -259,7 +272,7 @@ class FsdpExchange:
 
     def finish(self) -> None:
         """Set the parts of averaged gradients as ``grad`` of the parts of weights."""
-        parameters = _cut(self._model)
+        parameters = self._parameters
         if not self._is_checked:
             # A version of FSDP that moves its parts after they were handed out would train nothing.
             internals.check_same_memory({name: (self.held[name], x.to_local()) for name, x in parameters.items()})

@@ -193,13 +193,17 @@ class Parts:
                 rank = loads.index(min(loads))
                 shares[rank].append(name)
                 loads[rank] += prod(self._parts[name].shape)
-            lengths = [[sent_length(rank, self._parts[name].layout) for name in shares[own]] for rank in range(size)]
-            sent = torch.cat([held[name].reshape(-1) for share in shares for name in share]).to(device)
-            counts = [sum(of) for of in lengths]
+            own_share, shares[own] = shares[own], []  # what stays here is not sent
+            lengths = [[sent_length(rank, self._parts[name].layout) for name in own_share] for rank in range(size)]
+            given = [held[name].reshape(-1) for share in shares for name in share]
+            sent = torch.cat([held[names[0]].new_empty(0), *given]).to(device)
+            counts = [0 if rank == own else sum(of) for rank, of in enumerate(lengths)]
             received = sent.new_empty(sum(counts))
             dist.all_to_all_single(received, sent, counts, [sum(held[name].numel() for name in x) for x in shares])
-            pieces = [x.split(of) for x, of in zip(received.split(counts), lengths, strict=True)]
-            for name, parts in zip(shares[own], zip(*pieces, strict=True), strict=True):
+            lengths[own] = [0] * len(own_share)
+            pieces = [list(x.split(of)) for x, of in zip(received.split(counts), lengths, strict=True)]
+            pieces[own] = [held[name].reshape(-1).to(device) for name in own_share]
+            for name, parts in zip(own_share, zip(*pieces, strict=True), strict=True):
                 yield name, torch.cat(parts).view(self._parts[name].shape)
 
     def _norm_of_boxes(self, held: Mapping[str, Tensor], device: torch.device) -> Tensor:

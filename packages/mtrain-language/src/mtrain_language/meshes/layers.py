@@ -1,6 +1,7 @@
 """The plugin ``layers`` of the group ``mtrain.meshes``: how a model lies on a mesh that shares its layers or has stages."""
 
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -99,9 +100,10 @@ class _StagedExchange(FsdpExchange):
                 self.held[name] = torch.empty((0, *x.shape[1:]), dtype=x.dtype, device=pipeline.device)
 
     @override
-    def during(self, *, last: bool) -> nullcontext[None]:
+    @contextmanager
+    def during(self, *, last: bool) -> Iterator[None]:
         self._last = last
-        return nullcontext()
+        yield
 
     @override
     def backward(self, loss: Tensor, *, retain_graph: bool = False) -> None:
