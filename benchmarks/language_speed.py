@@ -1,11 +1,12 @@
-"""An update of a small Llama on two ranks of the CPU: mtrain beside other loops, which take turns in the same processes.
+"""An update of a Llama on two ranks of the CPU: mtrain beside other loops, which take turns in the same processes.
 
-    python -m benchmarks.language_speed
+    python -m benchmarks.language_speed [--millions 200 --rows 1] [--lora] [--titan FOLDER]
 
 On ddp the peers are Accelerate and transformers' Trainer, on fsdp Accelerate and a loop by hand with FSDP2, each block a unit.
 Accelerate leaves FSDP out on a CPU without a word, so its state is set from outside; the Trainer is no peer there. All have AdamW and
 clipping, the same model and the same rows; the loss is that over tokens. mtrain keeps its records besides. With ``--titan FOLDER``
-torchtitan's loop is a peer on fsdp, see ``titan.py``. Processor time of the Trainer has its start in it.
+torchtitan's loop is a peer on fsdp, see ``titan.py``. Processor time of the Trainer has its start in it. Peaks of memory are those
+of processes that build one side alone, and make three updates.
 """
 
 import argparse
@@ -29,6 +30,17 @@ CONFIG = {
     "model_type": "llama", "vocab_size": 2048, "hidden_size": 256, "intermediate_size": 704, "num_hidden_layers": 4,
     "num_attention_heads": 8, "num_key_value_heads": 4, "max_position_embeddings": 256, "bos_token_id": None, "eos_token_id": 0,
 }  # fmt: skip
+LARGER: Mapping[int, Mapping[str, int]] = {
+    4: {},
+    10: {"hidden_size": 384, "intermediate_size": 1024, "num_hidden_layers": 5},
+    200: {
+        "vocab_size": 12288, "hidden_size": 1024, "intermediate_size": 2816, "num_hidden_layers": 15, "num_attention_heads": 16,
+        "num_key_value_heads": 8,
+    },
+}  # fmt: skip
+"""Maps millions of parameters to what differs in ``CONFIG``."""
+BASE: Path | None = None
+"""Folder of the weights on which adapters are trained; None: all weights are trained."""
 Timed = Callable[[int], float]
 """Trains for some updates, and returns the seconds."""
 
@@ -45,8 +57,11 @@ def rows(rank: int) -> Iterator[dict[str, np.ndarray]]:
 
 def plugin() -> Any:
     """Return mtrain's model."""
+    from mtrain_language.adapters import LoraOptions
     from mtrain_language.model import HuggingFaceModel, HuggingFaceOptions
 
+    if BASE is not None:
+        return HuggingFaceModel(HuggingFaceOptions(path=str(BASE), attention="sdpa", lora=LoraOptions()))
     return HuggingFaceModel(HuggingFaceOptions(config=CONFIG, attention="sdpa"))
 
 
@@ -56,6 +71,11 @@ def network() -> Any:
 
     settings = {key: value for key, value in CONFIG.items() if key != "model_type"}
     library: Any = AutoModelForCausalLM
+    if BASE is not None:
+        from peft import LoraConfig, get_peft_model
+
+        base = library.from_pretrained(BASE, attn_implementation="sdpa")
+        return get_peft_model(base, LoraConfig(r=8, lora_alpha=16, target_modules="all-linear"))
     return library.from_config(AutoConfig.for_model("llama", **settings), attn_implementation="sdpa")
 
 
@@ -71,11 +91,13 @@ def ours(session: Any) -> Timed:
     from mtrain.core.update.trainer import train
 
     details = {"vocabulary": CONFIG["vocab_size"], "end": 0, "length": LENGTH}
-    task = Task(kind="language", class_names=(), image_size=0, global_batch=RANKS * ROWS, details=details)
     recipe = Recipe(rule="adamw", groups=(("", {"weight_decay": 0.01}),), micro_batch=ROWS, clip_norm=CLIP, seed=1)
     made = plugin()
+    task = Task(kind="language", class_names=(), image_size=0, global_batch=RANKS * ROWS, details=details)
+    task = made.prepare_task(task, {})
     model, optimizer = session.prepare(lambda: made.build(task, session.collective), recipe)
-    loader, records = Endless(rows(session.collective.rank)), []
+    loader = Endless(rows(session.collective.rank))
+    records: list[dict[str, Any]] = []
     feed = LoaderFeed(session=session, loader=loader, global_batch=RANKS * ROWS)
 
     def updates(count: int) -> float:
@@ -204,10 +226,13 @@ def titan(rank: int, options: argparse.Namespace) -> Timed:
 
 
 def rank_main(options: argparse.Namespace) -> None:
-    """Measure on one rank; rank 0 prints."""
+    """Measure on one rank; rank 0 writes ``times.json``."""
+    global BASE, ROWS
+    BASE, ROWS = (options.out / "base" if options.lora else None), options.rows
+    CONFIG.update(LARGER[options.millions])
     import torch
 
-    from benchmarks.memory import backend_of
+    from benchmarks.memory import MIB, backend_of, resident
     from mtrain.backends._torch import nn, ops
     from mtrain.core.binding import bind
 
@@ -215,26 +240,29 @@ def rank_main(options: argparse.Namespace) -> None:
     torch.set_num_threads(1)
     with backend_of(options.backend) as session:
         rank = session.collective.rank
-        loops: dict[str, Timed] = {"mtrain": ours(session)}
+        makers: dict[str, Callable[[], Timed]] = {"mtrain": lambda: ours(session)}
         if options.backend == "fsdp":
-            loops["FSDP2 by hand"] = plain(rank, by_hand)
-            loops["Accelerate with FSDP2"] = plain(rank, accelerated_fsdp)
-            if options.titan:
-                loops["torchtitan"] = titan(rank, options)
+            makers["FSDP2 by hand"] = lambda: plain(rank, by_hand)
+            makers["Accelerate with FSDP2"] = lambda: plain(rank, accelerated_fsdp)
+            if options.titan and not options.lora:
+                makers["torchtitan"] = lambda: titan(rank, options)
         else:
-            loops["Accelerate"] = plain(rank, accelerated)
-            loops["transformers.Trainer"] = trainer(rank, options.out)
+            makers["Accelerate"] = lambda: plain(rank, accelerated)
+            makers["transformers.Trainer"] = lambda: trainer(rank, options.out)
+        loops = {name: make() for name, make in makers.items() if options.only in ("", name)}
         for loop in loops.values():
             loop(3)
+        peaks = {"peak MiB": over_ranks(session, {name: [resident("VmHWM") / MIB] for name in loops})}
         times: Mapping[str, list[float]] = {name: [] for name in loops}
         worked: Mapping[str, list[float]] = {name: [] for name in loops}
-        for turn in range(options.turns):
+        for turn in range(0 if options.only else options.turns):
             names = list(loops) if turn % 2 else list(loops)[::-1]
             for name in names:
                 begun = time.process_time()
                 times[name].append(loops[name](options.updates) / options.updates)
                 worked[name].append((time.process_time() - begun) / options.updates)
         found = {"time": over_ranks(session, times), "processor time": over_ranks(session, worked)}
+        found = peaks if options.only else found
         if rank == 0:
             (options.out / "times.json").write_text(json.dumps(found))
 
@@ -255,42 +283,51 @@ def main() -> None:
         "--titan", type=Path, help="a checkout of torchtitan, whose packages are installed; see titan.py"
     )
     parser.add_argument("--backends", default="ddp,fsdp")
+    parser.add_argument("--millions", type=int, default=4, choices=LARGER, help="parameters of the model")
+    parser.add_argument("--rows", type=int, default=ROWS, help=f"of {LENGTH} tokens, on each rank")
+    parser.add_argument("--lora", action="store_true", help="train adapters")
     parser.add_argument("--backend", help=argparse.SUPPRESS)
+    parser.add_argument("--only", default="", help=argparse.SUPPRESS)
     parser.add_argument("--out", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.backend:
         rank_main(options)
         return
-    for backend in options.backends.split(","):
-        with tempfile.TemporaryDirectory() as folder, socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
-            free.close()
-            argv = [sys.executable, "-m", "benchmarks.language_speed", "--backend", backend, "--out", folder]
-            argv += ["--turns", str(options.turns), "--updates", str(options.updates)]
-            argv += ["--titan", str(options.titan)] if options.titan else []
-            shared = {
-                "WORLD_SIZE": str(RANKS),
-                "MASTER_ADDR": "127.0.0.1",
-                "MASTER_PORT": str(port),
-                "OMP_NUM_THREADS": "1",
-            }
-            ranks = [
-                subprocess.Popen(
-                    argv, cwd=ROOT, env={**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}
-                )
-                for rank in range(RANKS)
-            ]
-            codes = [rank.wait() for rank in ranks]
-            if any(codes):
-                sys.exit(f"{backend}: the ranks ended with {codes}")
-            found = json.loads((Path(folder) / "times.json").read_text())
-        for kind, times in found.items():
-            mine = times.pop("mtrain")
-            for name, theirs in times.items():
-                ratios = sorted(a / b for a, b in zip(mine, theirs, strict=True))
-                half = f"{ratios[len(ratios) // 4]:.2f} to {ratios[-len(ratios) // 4]:.2f}"
-                print(f"| {backend} | {name} | {kind} | {median(ratios):.2f} | {half} |", flush=True)
+    with tempfile.TemporaryDirectory() as folder:
+        if options.lora:
+            CONFIG.update(LARGER[options.millions])
+            network().save_pretrained(Path(folder) / "base")
+        for backend in options.backends.split(","):
+            found = measured(backend, folder)
+            names = list(found["time"])
+            alone = [measured(backend, folder, only=name)["peak MiB"] for name in names]
+            found["peak MiB"] = {name: peak for of in alone for name, peak in of.items()}
+            for kind, times in found.items():
+                mine = times.pop("mtrain")
+                for name, theirs in times.items():
+                    ratios = sorted(a / b for a, b in zip(mine, theirs, strict=True))
+                    half = f"{ratios[len(ratios) // 4]:.2f} to {ratios[-len(ratios) // 4]:.2f}"
+                    pair = f"{median(mine):.4g} | {median(theirs):.4g}"
+                    print(f"| {backend} | {name} | {kind} | {pair} | {median(ratios):.2f} | {half} |", flush=True)
+
+
+def measured(backend: str, folder: str, *, only: str = "") -> dict[str, dict[str, list[float]]]:
+    """Start the ranks with the arguments of this process, and return what they have measured; ``only``: of one side."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    argv = [sys.executable, "-m", "benchmarks.language_speed", *sys.argv[1:]]
+    argv += ["--backend", backend, "--out", folder, "--only", only]
+    shared = {"WORLD_SIZE": str(RANKS), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
+    ranks = [
+        subprocess.Popen(argv, cwd=ROOT, env={**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)})
+        for rank in range(RANKS)
+    ]
+    codes = [rank.wait() for rank in ranks]
+    if any(codes):
+        sys.exit(f"{backend}: the ranks ended with {codes}")
+    found: dict[str, dict[str, list[float]]] = json.loads((Path(folder) / "times.json").read_text())
+    return found
 
 
 if __name__ == "__main__":
