@@ -6,6 +6,7 @@ from PIL import Image
 
 from mtrain.data.images import crop
 from mtrain.data.images.crop import ATTEMPTS, centre_cropped, random_window, resize, window_of
+from mtrain.data.images.geometry import MAP_DRAWS, random_map
 from mtrain.tasks.classification.labels import LabelledImages
 from mtrain.tasks.classification.section import ClassificationAugmentSpec
 from mtrain.tasks.classification.source import ClassificationSource
@@ -141,3 +142,10 @@ def test_without_a_random_window_training_has_the_centre_of_evaluation():
     train, val = ClassificationSource(split, **shape, augment=still), ClassificationSource(split, **shape)
     np.testing.assert_array_equal(train.sample(4, 0).image, val.sample(0, 0).image)
     np.testing.assert_array_equal(val.sample(0, 0).image, as_documented(image, 16, 0.875))
+
+
+def test_whether_images_are_moved_decides_nothing_that_is_drawn_later():
+    drawn, skipped = (np.random.default_rng(1) for _ in range(2))
+    random_map(drawn, ClassificationAugmentSpec(degrees=1), canvas=8, side=8)
+    skipped.random(MAP_DRAWS)
+    assert drawn.random() == skipped.random()

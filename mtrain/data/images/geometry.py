@@ -22,6 +22,9 @@ HORIZON = 0.05
 """Smallest third (homogeneous) coordinate of a visible corner; smaller ones lie at or beyond the
 perspective's horizon."""
 
+MAP_DRAWS = 8
+"""Random numbers that ``random_map`` draws."""
+
 
 def fitted_size(width: int, height: int, side: int) -> tuple[int, int]:
     """Return (width, height) after scaling the longest side to ``side``; the other side is rounded up."""

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from mtrain.core.interfaces import Array
 from mtrain.data.images.crop import centre_cropped, random_window, window_of
-from mtrain.data.images.geometry import letterbox, random_map
+from mtrain.data.images.geometry import MAP_DRAWS, letterbox, random_map
 from mtrain.data.images.hsv_flip import finish
 from mtrain.data.images.pipelines import Pipeline, need_repeatable
 from mtrain.data.images.section import VariationSpec
@@ -148,9 +148,11 @@ def fit_image(image: NDArray[np.uint8], *, side: int, resize: Resize, crop_share
 def _vary(out: Array, spec: VariationSpec, rng: np.random.Generator) -> None:
     """Map ``out`` about its centre, extending its edges outwards; then change colours and flip. In place."""
     side = len(out)
-    matrix, _ = random_map(rng, spec, canvas=side, side=side)
-    # The identity is left out: warping costs time, and would interpolate nothing.
-    if not np.array_equal(matrix, np.eye(3)):
+    # Nothing is warped by the identity, but what is drawn later must not depend on that.
+    if not any((spec.perspective, spec.degrees, spec.scale, spec.shear, spec.translate)):
+        rng.random(MAP_DRAWS)
+    else:
+        matrix, _ = random_map(rng, spec, canvas=side, side=side)
         moved = np.linalg.inv(_HALF) @ matrix @ _HALF
         out[...] = cv2.warpPerspective(
             out, moved, (side, side), flags=cv2.INTER_LINEAR, borderMode=cv2.BORDER_REPLICATE
