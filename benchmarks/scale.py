@@ -4,11 +4,13 @@
     python -m benchmarks.scale elastic|back|ssh|slurm|order|boxes|shared|evaluation [--out scale]
     python -m benchmarks.scale update|checkpoint|updates|runs|logs|day [--out scale]
     python -m benchmarks.scale picture [--out scale]
+    python -m benchmarks.scale all --out scale
 
 ``hosts``, ``elastic``, ``back`` and ``ssh`` run the real leader with stand-in hosts (``growth/stand_in_hosts.py``), ``slurm`` on a real
 Slurm of namespaces (``growth/slurm_nodes.py``); every other row is a process of
 its own. ``--out`` names the folder in which each axis has its rows as AXIS.json. ``picture`` draws the rows of that folder, by
-default those in ``docs/images/how-cost-grows.json``, as ``docs/images/how-cost-grows.svg``, and keeps them there.
+default those in ``docs/images/how-cost-grows.json``, as ``docs/images/how-cost-grows.svg``, and keeps them there. ``all`` measures every
+axis and draws them; an axis that cannot be measured on this machine keeps the rows that the page has.
 """
 
 import argparse
@@ -105,11 +107,21 @@ def draw_picture(folder: Path | None) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("axis", choices=[*AXES, "picture"])
+    parser.add_argument("axis", choices=[*AXES, "picture", "all"])
     parser.add_argument("--sizes", help="of the first number of each row, separated by commas; default: all")
-    parser.add_argument("--out", type=Path, help="folder for AXIS.json")
+    parser.add_argument("--out", type=lambda path: Path(path).resolve(), help="folder for AXIS.json")
     arguments = parser.parse_args()
-    if arguments.axis == "picture":
+    if arguments.axis == "all":
+        given = [f"--sizes={arguments.sizes}"] * bool(arguments.sizes) + [f"--out={arguments.out}"] * bool(
+            arguments.out
+        )
+        for axis in AXES:
+            print(axis, flush=True)
+            if subprocess.run(
+                [sys.executable, "-m", "benchmarks.scale", axis, *given], cwd=ROOT, check=False
+            ).returncode:
+                print(f"{axis}: not measured", flush=True)
+    if arguments.axis in ("all", "picture"):
         draw_picture(arguments.out)
         return
     _, sizes, key = AXES[arguments.axis]

@@ -2,16 +2,18 @@
 
 Updates take turns: without the recorder, with what every update has (loss, samples, settings), with gradients, weights,
 moments and buffers besides, and with each array by itself. A busy machine slows neighbouring updates alike, so each is
-divided by the plain one of its own turn, and the median of these ratios is told.
+divided by the plain one of its own turn, and the median of these ratios is told, with the memory and the bytes on disk.
 
     python -m benchmarks.trace_overhead [--turns 10]
 """
 
 import argparse
 import os
+import resource
 import statistics
 import tempfile
 import time
+from pathlib import Path
 from typing import Any
 
 os.environ["OMP_NUM_THREADS"] = "1"
@@ -56,6 +58,10 @@ def measure(turns: int, folder: str) -> dict[str, list[float]]:
     recorder = mtrain_trace.attach(folder)
     training = Training()
     awake = torch_hooks._attempt[0]
+    torch_hooks._attempt[0] = lambda *_: None
+    for _ in range(3):
+        training.update()
+    plain_kib = peak_kib()
     found: dict[str, list[float]] = {kind: [] for kind in KINDS}
     for turn in range(turns + 1):
         for kind, asked in KINDS.items():
@@ -74,7 +80,16 @@ def measure(turns: int, folder: str) -> dict[str, list[float]]:
             print("  ".join(shown), flush=True)
     torch_hooks._attempt[0] = awake
     recorder.close()
+    print(f"peak memory: {(peak_kib() - plain_kib) / 1024:.1f} MiB more than {plain_kib / 1024:.0f}")
+    for file in sorted(Path(folder).glob("*/*.jsonl")):
+        lines = file.read_bytes().splitlines()
+        print(f"{file.name}: {statistics.mean(map(len, lines)) / 1024:.1f} KiB a record")
     return found
+
+
+def peak_kib() -> int:
+    """Return the largest memory of this process so far."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
 def main() -> None:
