@@ -23,7 +23,8 @@ from typing import Any
 HERE = Path(__file__).parent
 FILE = HERE / "counts.json"
 PROGRAMS = {
-    "plan": ("plan",), "loader": ("loader",), "rank": ("startup", "update"), "session": ("plain_loop", "session"), "scoring": ("scoring",),
+    "plan": ("plan",), "loader": ("loader", "windows"), "rank": ("startup", "update"), "session": ("plain_loop", "session"),
+    "scoring": ("scoring",),
 }  # fmt: skip
 """Program of ``parts.py`` -> the parts that it counts."""
 LIBRARIES = ("faster-coco-eval", "numpy", "opencv-python-headless", "pydantic", "simplejpeg", "torch")

@@ -77,10 +77,14 @@ def rank(marks: Marks, folder: Path) -> None:
 
 
 def loader(marks: Marks, folder: Path) -> None:
-    """Mosaics of four JPEGs each, with all variations, as the loader's processes make them."""
+    """Mosaics of four JPEGs each, with all variations, as the loader's processes make them; then random windows of as many."""
     import cv2
     import numpy as np
 
+    from mtrain.tasks.classification.images import EncodedImages
+    from mtrain.tasks.classification.labels import LabelledImages
+    from mtrain.tasks.classification.section import ClassificationAugmentSpec
+    from mtrain.tasks.classification.source import ClassificationSource
     from mtrain.tasks.detection.annotations import AnnotatedImage, assemble
     from mtrain.tasks.detection.section import AugmentSpec
     from mtrain.tasks.detection.source import DetectionSource
@@ -104,6 +108,12 @@ def loader(marks: Marks, folder: Path) -> None:
     source.sample(0, 0)
     with marks.part("loader"):
         source.collate([source.sample(0, number) for number in range(1, 1 + MOSAICS)])
+    paths = [str(image.path) for image in images]
+    split = LabelledImages(EncodedImages(paths), np.zeros(IMAGES, int), ("a",), paths)
+    windows = ClassificationSource(split, side=112, resize="crop", augment=ClassificationAugmentSpec())
+    windows.sample(0, 0)
+    with marks.part("windows"):
+        windows.collate([windows.sample(0, number) for number in range(1, 1 + MOSAICS)])
 
 
 def session(marks: Marks, folder: Path) -> None:
