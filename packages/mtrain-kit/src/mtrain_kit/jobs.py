@@ -16,11 +16,11 @@ from mtrain.jobs.hosts.this_host import ThisHost
 from mtrain.jobs.plan import plan
 from mtrain.jobs.plan.machine import Machine
 from mtrain.jobs.plan.plan import Plan
-from mtrain.jobs.run.supervisor import EXIT_CODES
 from mtrain.records.console import Quiet
 from mtrain.spec import config
 from mtrain.spec.config import Given, Loaded
 from mtrain.system import environment
+from mtrain.system.processes import EXIT_CODES
 from mtrain.system.runfolder import RunFolder
 from mtrain_kit import training
 from mtrain_kit.check_context import JOB
