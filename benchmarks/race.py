@@ -3,10 +3,10 @@
     python benchmarks/race.py --yolov5 CHECKOUT [--paddledetection CHECKOUT] [--rounds 3] [--json FILE]
 
 Nothing of the originals is part of mtrain: each is the checkout that is named, run by an interpreter that has what it
-needs (``--python``). Both sides read the same files, at the same size and batch, with one thread and one loader process,
-without evaluation in between. A round trains a short and a long job of each side, in an order that changes from round to
-round; the CPU seconds of all their processes, divided by the updates that the long job has more, leave start and end out.
-A ratio above 1 means that mtrain needs less.
+needs (``--python``); what is missing is said before anything trains. Both sides read the same files, at the same size
+and batch, with one thread and one loader process, without evaluation in between. A round trains a short and a long job of
+each side, in an order that changes from round to round; the CPU seconds of all their processes, divided by the updates
+that the long job has more, leave start and end out. A ratio above 1 means that mtrain needs less.
 
 mtrain sets a variable for Paddle's matrix products on processors that are not Intel's (``mtrain/system/vectors.py``). The
 original is raced as its users start it and, where mtrain would set the variable, with it too, so that a reader can tell
@@ -17,6 +17,7 @@ import argparse
 import json
 import os
 import resource
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -33,8 +34,31 @@ from mtrain.system import processes, vectors
 
 IMAGES, VAL = 64, 8
 THREADS = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}
-QUIET = {"WANDB_MODE": "disabled", "YOLO_OFFLINE": "true", "MPLBACKEND": "Agg", "GIT_PYTHON_REFRESH": "quiet"}
-"""Keeps the originals from asking services, or drawing on a screen."""
+QUIET = {
+    "WANDB_MODE": "disabled",
+    "YOLO_OFFLINE": "true",
+    "MPLBACKEND": "Agg",
+    "GIT_PYTHON_REFRESH": "quiet",
+    "YOLOv5_AUTOINSTALL": "false",
+    "YOLO_AUTOINSTALL": "false",
+}
+"""Keeps the originals from asking services, drawing on a screen, or installing packages in the middle of a race."""
+NEEDS = {
+    "yolov5": {
+        # Its val.py suppresses boxes after the last epoch. torchvision of another torch may be imported without operators.
+        "torchvision.ops.nms for the installed torch": (
+            "import torch, torchvision; torchvision.ops.nms(torch.zeros(1, 4), torch.zeros(1), 0.5)",
+            "install the torchvision that belongs to that torch, both from the same index",
+        ),
+        # Without it, the original starts pip by itself.
+        "ultralytics": ("import ultralytics", "install the checkout's requirements.txt"),
+    },
+    "paddledetection": {
+        "imgaug, which needs numpy 1": ("import imgaug", "install imgaug and 'numpy<2'"),
+        "paddle": ("import paddle", "install paddlepaddle, in mtrain's version"),
+    },
+}
+"""Of each original: what its interpreter must have, a program that fails without it, and what to do."""
 PADDLE = """_BASE_: [{checkout}/configs/ppyoloe/ppyoloe_crn_s_300e_coco.yml]
 use_gpu: false
 weights: ''
@@ -94,6 +118,9 @@ class Race:
 def main() -> int:
     """Run all races, print their rows, and write them."""
     arguments = parsed()
+    if missing := [line for flag in NEEDS if getattr(arguments, flag) for line in unmet(flag, arguments)]:
+        print(*missing, sep="\n", file=sys.stderr)
+        return 2
     rows = []
     with tempfile.TemporaryDirectory() as name, processes.adopting_orphans():
         folder = Path(name)
@@ -123,6 +150,9 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
+    if (python := shutil.which(arguments.python)) is None:
+        parser.error(f"--python {arguments.python}: expected an interpreter")
+    arguments.python = os.path.abspath(python)  # the originals run in their own folders
     for flag, file in (("yolov5", "train.py"), ("paddledetection", "tools/train.py")):
         checkout = getattr(arguments, flag)
         if checkout is not None and not (checkout / file).is_file():
@@ -132,6 +162,20 @@ def parsed() -> argparse.Namespace:
     if IMAGES % arguments.batch:
         parser.error(f"--batch {arguments.batch}: expected a divisor of {IMAGES}, so that no side drops a batch")
     return arguments
+
+
+def unmet(flag: str, arguments: argparse.Namespace) -> list[str]:
+    """Return a sentence for each of the original's ``NEEDS`` that its interpreter does not meet."""
+    sentences = []
+    for what, (program, remedy) in NEEDS[flag].items():
+        argv = [arguments.python, "-W", "ignore", "-c", program]
+        cwd, env = getattr(arguments, flag), {**os.environ, **THREADS, **QUIET}
+        ended = subprocess.run(argv, cwd=cwd, env=env, capture_output=True, text=True, check=False)
+        if ended.returncode:
+            last = (ended.stderr.strip() or f"exit code {ended.returncode}").splitlines()[-1]
+            found = f"{arguments.python} in {cwd}: {last}"
+            sentences.append(f"--{flag} needs {what}: {found}; {remedy}, or name another interpreter by --python")
+    return sentences
 
 
 def made_data(folder: Path) -> None:
@@ -176,12 +220,15 @@ def yolov5(arguments: argparse.Namespace, folder: Path) -> Race:
     described = yaml.safe_load((folder / "yolo" / "data.yaml").read_text())
     # The original reads a relative path from its own folder.
     names.write_text(yaml.safe_dump({**described, "path": str(folder / "yolo")}))
+    # The original downloads this font into its folder of settings unless it is there; nothing is drawn with it.
+    (folder / "Arial.ttf").touch()
 
     def command(epochs: int, place: Path) -> list[str]:
         recipe = ["--weights", "", "--cfg", "models/yolov5n.yaml", "--hyp", "data/hyps/hyp.scratch-low.yaml"]
         size = ["--imgsz", str(arguments.side), "--batch-size", str(arguments.batch), "--epochs", str(epochs)]
         rest = ["--device", "cpu", "--workers", "1", "--noplots", "--noval", "--nosave", "--project", str(place)]
-        return [arguments.python, "train.py", "--data", str(names), *recipe, *size, *rest]
+        python = ["env", f"YOLOV5_CONFIG_DIR={folder}", arguments.python]
+        return [*python, "train.py", "--data", str(names), *recipe, *size, *rest]
 
     own = ours(arguments, spec="yolov5n", backend="solo", data=["--data", str(names)])
     name = f"YOLOv5n, {arguments.side} px, batch {arguments.batch}"

@@ -20,6 +20,16 @@ while time.process_time() < limit:
 """
 
 
+def checkout(folder: Path, program: str, nms: str = "") -> Path:
+    """Make a stand-in for YOLOv5, with the packages that it needs; ``nms`` runs when boxes are suppressed."""
+    (folder / "train.py").write_text(program)
+    (folder / "ultralytics.py").touch()
+    (folder / "torchvision.py").write_text(
+        f"class ops:\n    @staticmethod\n    def nms(*_):\n        {nms or 'pass'}\n"
+    )
+    return folder
+
+
 def race(*words: str) -> "subprocess.CompletedProcess[str]":
     argv = [sys.executable, str(RACE), *words]
     return subprocess.run(argv, capture_output=True, text=True, timeout=600, check=False)
@@ -32,6 +42,7 @@ def race(*words: str) -> "subprocess.CompletedProcess[str]":
         ((), "name a checkout: --yolov5 FOLDER, --paddledetection FOLDER"),
         (("--yolov5", "missing"), "--yolov5 missing: expected a checkout that has train.py"),
         (("--yolov5", "CHECKOUT", "--batch", "7"), "--batch 7: expected a divisor of 64"),
+        (("--yolov5", "CHECKOUT", "--python", "missing"), "--python missing: expected an interpreter"),
     ],
 )
 def test_what_cannot_be_raced_is_refused_in_one_sentence(tmp_path, words, message):
@@ -39,6 +50,24 @@ def test_what_cannot_be_raced_is_refused_in_one_sentence(tmp_path, words, messag
     ended = race(*(str(tmp_path) if word == "CHECKOUT" else word for word in words))
     assert ended.returncode == 2
     assert message in ended.stderr
+
+
+@pytest.mark.job
+def test_all_that_an_interpreter_lacks_is_said_before_anything_trains(tmp_path):
+    checkout(tmp_path, "raise SystemExit('trained')", nms="raise RuntimeError('no operator nms')")
+    (tmp_path / "ultralytics.py").write_text("raise ImportError('there is none')")
+    (tmp_path / "imgaug.py").write_text("import numpy; numpy.sctypes_of_numpy_1")
+    (tmp_path / "tools").mkdir()
+    (tmp_path / "tools" / "train.py").touch()
+    ended = race("--yolov5", str(tmp_path), "--paddledetection", str(tmp_path))
+    assert (ended.returncode, ended.stdout) == (2, "")
+    nms, ultralytics, imgaug = ended.stderr.splitlines()
+    assert nms.startswith("--yolov5 needs torchvision.ops.nms for the installed torch: ")
+    assert f"{sys.executable} in {tmp_path}: RuntimeError: no operator nms; install the torchvision that " in nms
+    assert "needs ultralytics" in ultralytics
+    assert "ImportError: there is none; install the checkout's requirements.txt" in ultralytics
+    assert imgaug.startswith("--paddledetection needs imgaug, which needs numpy 1: ")
+    assert imgaug.endswith("; install imgaug and 'numpy<2', or name another interpreter by --python")
 
 
 def test_a_row_has_medians_and_spread_and_says_who_is_ahead():
@@ -75,7 +104,7 @@ def test_the_variables_of_a_race_go_to_a_side_of_their_own(tmp_path):
 
 @pytest.mark.slow
 def test_only_the_updates_that_a_longer_job_has_more_are_counted(tmp_path):
-    (tmp_path / "train.py").write_text(STAND_IN)
+    checkout(tmp_path, STAND_IN)
     target = tmp_path / "rows.json"
     ended = race(
         "--yolov5", str(tmp_path), "--rounds", "1", "--epochs", "1", "2", "--side", "64", "--json", str(target)
@@ -88,7 +117,7 @@ def test_only_the_updates_that_a_longer_job_has_more_are_counted(tmp_path):
 
 @pytest.mark.slow
 def test_an_original_that_fails_is_told_with_its_last_words(tmp_path):
-    (tmp_path / "train.py").write_text("raise SystemExit('this needs a GPU')")
+    checkout(tmp_path, "raise SystemExit('this needs a GPU')")
     ended = race("--yolov5", str(tmp_path), "--rounds", "1", "--epochs", "1", "2")
     assert ended.returncode == 1
     assert ended.stderr.rstrip().endswith("this needs a GPU")
