@@ -1,7 +1,7 @@
 """The compiled kernels as functions of memory addresses, which any framework's tensors can give.
 
 Those of ``norm.c`` read arrays in channels-last layout, as torch's are; those of ``planes.c`` arrays in contiguous layout,
-as Paddle's are. ``dropout.c`` is for both.
+as Paddle's are. ``dropout.c`` is for both. ``convolution.c`` is for torch's.
 """
 
 import ctypes
@@ -21,6 +21,7 @@ from mtrain.core.network import noise
 SOURCE = Path(__file__).with_name("norm.c")
 PLANES = Path(__file__).with_name("planes.c")
 DROPOUT = Path(__file__).with_name("dropout.c")
+CONVOLUTION = Path(__file__).with_name("convolution.c")
 _ADDRESS, _SIZE, _FLAG, _REAL = ctypes.c_void_p, ctypes.c_long, ctypes.c_int, ctypes.c_double
 _SIGNATURES = {
     "statistics": (_ADDRESS, _SIZE, _SIZE, _ADDRESS, _ADDRESS, _FLAG),
@@ -36,6 +37,8 @@ _PLANES = {
 """The same of ``planes.c``."""
 _DROPOUT = {"apply": (*[_ADDRESS] * 2, *[_SIZE] * 4, _REAL, _ADDRESS, _FLAG)}
 """The same of ``dropout.c``."""
+_CONVOLUTION = {"weight_gradient": (*[_ADDRESS] * 3, *[_SIZE] * 10)}
+"""The same of ``convolution.c``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +68,12 @@ def load_dropout() -> Loaded:
     return _load(DROPOUT, "dropout", _DROPOUT, _check_dropout)
 
 
+@cache
+def load_convolution() -> Loaded:
+    """Do the same for the gradient of a convolution's weight."""
+    return _load(CONVOLUTION, "convolution", _CONVOLUTION, _check_convolution)
+
+
 def _load(source: Path, family: str, signatures: Mapping[str, tuple[Any, ...]], check: Callable[[Any], None]) -> Loaded:
     try:
         library = ctypes.CDLL(str(compile_library(source)))
@@ -83,7 +92,7 @@ def _function(library: ctypes.CDLL, name: str, types: tuple[Any, ...]) -> Callab
 
     def call(*arguments: float | None) -> None:
         if function(*arguments) != 0:
-            raise MemoryError("no memory for the sums of a BatchNorm")
+            raise MemoryError("no memory for the sums of a layer")
 
     return call
 
@@ -133,6 +142,22 @@ def _check_dropout(kernels: Any) -> None:
     y, layer, least_kept = np.empty_like(x), noise.layer_code("a"), noise.threshold(0.3)
     kernels.apply(x.ctypes.data, keys.ctypes.data, 2, 100, layer, least_kept, 3.0, y.ctypes.data, 1)
     if not np.array_equal(y, noise.kept_elements(keys, "a", 100, 0.3) * 3.0):
+        raise CannotCompileError("the compiled kernels give wrong results here")
+
+
+def _check_convolution(kernels: Any) -> None:
+    """Do what ``_check`` does; the sides of the kernel are 3, the stride is 2, the padding 1.
+
+    Raises:
+        CannotCompileError: The result is wrong.
+    """
+    x = np.sin(np.arange(2 * 7 * 5 * 3, dtype=np.float32)).reshape(2, 7, 5, 3)
+    dy = np.cos(np.arange(2 * 4 * 3 * 18, dtype=np.float32)).reshape(2, 4, 3, 18)
+    dw = np.empty((18, 3, 3, 3), np.float32)
+    kernels.weight_gradient(x.ctypes.data, dy.ctypes.data, dw.ctypes.data, 2, 3, 7, 5, 18, 4, 3, 3, 2, 1)
+    padded = np.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0)))
+    windows = np.lib.stride_tricks.sliding_window_view(padded, (3, 3), (1, 2))[:, ::2, ::2]
+    if not np.allclose(dw, np.einsum("nhwcij,nhwo->oijc", windows, dy), rtol=1e-5, atol=1e-5):
         raise CannotCompileError("the compiled kernels give wrong results here")
 
 

@@ -11,6 +11,7 @@ from mtrain.backends._kernels import library
 from mtrain.backends._torch import (
     batches,
     compiling,
+    convolution,
     device,
     layout,
     native,
@@ -151,6 +152,7 @@ class TorchEngine(Engine):
             layout.avoid_slow_kernels(model)
             if recipe.kernels == "auto" and not recipe.compile and recipe.precision != "fp64":
                 self._use_kernels(model, library.load())
+                convolution.use_kernels(model)
         return model
 
     def move(self, model: nn.Module) -> nn.Module:

@@ -192,6 +192,16 @@ def convolve(layer: nn.Conv2d, x: Tensor, weight: Tensor) -> Tensor:
     return layer._conv_forward(x, weight, layer.bias)
 
 
+def convolution_input_gradient(dy: Tensor, x: Tensor, weight: Tensor, stride: Any, padding: Any) -> Tensor:
+    """Return the gradient of the input of ``F.conv2d`` without bias."""
+    # torch.nn.grad.conv2d_input knows only the shape of x, and so takes the kernel of contiguous layout.
+    settings = {"dilation": [1, 1], "transposed": False, "output_padding": [0, 0], "groups": 1, "bias_sizes": None}
+    gradient: Tensor = torch.ops.aten.convolution_backward(
+        dy, x, weight, stride=stride, padding=padding, output_mask=[True, False, False], **settings
+    )[0]
+    return gradient
+
+
 def channel_statistics(x_BCHW: Tensor) -> tuple[Tensor, Tensor]:
     """Return mean and biased variance of each channel, float32 at least; on the CPU."""
     # torch.var_mean over three axes takes several passes over the memory, this kernel one. Nobody reads the running

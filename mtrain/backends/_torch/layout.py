@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mtrain.backends._torch import internals
+from mtrain.backends._torch.convolution import KernelConv2d
 from mtrain.backends._torch.quantising import Arrangement, QuantisedConv2d
 from mtrain.core.overriding import override
 
@@ -49,7 +50,7 @@ def use(kind: type[nn.Conv2d], model: nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, QuantisedConv2d):
             module.arrange = ARRANGEMENTS.get(kind)
-        elif type(module) in (nn.Conv2d, ChannelsLastConv2d, ContiguousConv2d):
+        elif type(module) in (nn.Conv2d, ChannelsLastConv2d, ContiguousConv2d, KernelConv2d):
             cast(Any, module).__class__ = kind
 
 
