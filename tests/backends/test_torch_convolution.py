@@ -7,6 +7,8 @@ from torch import Tensor, nn
 from mtrain.backends._kernels import library
 from mtrain.backends._torch import convolution
 from mtrain.backends._torch.convolution import KernelConv2d
+from mtrain.backends.solo import Solo
+from mtrain.core.interfaces import Recipe
 
 pytestmark = pytest.mark.skipif(library.load_convolution().kernels is None, reason="no C compiler")
 AVX2 = torch.backends.cpu.get_cpu_capability() == "AVX2"
@@ -65,6 +67,21 @@ def test_the_gradient_has_the_layout_of_the_weight() -> None:
     _, own = pair(8, 16, 3, 1, 1)
     _, grad = gradients(own, torch.randn(2, 8, 6, 6).contiguous(memory_format=torch.channels_last))
     assert grad.stride() == next(own.parameters()).stride()
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(3, 8, 3, bias=False)
+
+
+@pytest.mark.parametrize(("kernels", "kind"), [("auto", KernelConv2d), ("framework", nn.Conv2d)])
+def test_a_session_uses_it_unless_the_frameworks_kernels_are_asked_for(kernels: str, kind: type[nn.Module]) -> None:
+    group = ("", {"momentum": 0.9, "weight_decay": 0.0, "nesterov": 0.0})
+    recipe = Recipe(rule="sgd", groups=(group,), micro_batch=2, channels_last=True, kernels=kernels)
+    with Solo(Solo.Options(device="cpu", framework="torch")) as session:
+        model, _ = session.prepare(Net, recipe)
+        assert [type(module) for module in model.modules()] == [Net, kind]
 
 
 @pytest.mark.parametrize(
