@@ -26,7 +26,7 @@ import numpy as np
 
 ROOT = Path(__file__).parents[1]
 RANKS, ROWS, LENGTH, RATE, CLIP = 2, 4, 128, 1e-4, 1.0
-CONFIG = {
+CONFIG: dict[str, Any] = {
     "model_type": "llama", "vocab_size": 2048, "hidden_size": 256, "intermediate_size": 704, "num_hidden_layers": 4,
     "num_attention_heads": 8, "num_key_value_heads": 4, "max_position_embeddings": 256, "bos_token_id": None, "eos_token_id": 0,
 }  # fmt: skip

@@ -232,7 +232,7 @@ class FsdpExchange:
         """This rank's part of each parameter."""
         self.boxes: Mapping[str, Boxes] | None = None
         """Where all ranks' parts lie, on a mesh; None: one after the other."""
-        self._end = [model, *(x for x in model.modules() if isinstance(x, FSDPModule))][-1]
+        self._kept: list[Any] = [[model, *(x for x in model.modules() if isinstance(x, FSDPModule))][-1], model]
         self._is_checked = False
         self._summed: Sequence[str] = ()
         self._tensor_group: dist.ProcessGroup | None = None
@@ -248,7 +248,7 @@ class FsdpExchange:
         self._model.set_requires_gradient_sync(last or self.own_order)
         # The backward pass begins with the weights with which the forward pass ends. A script's own order may change
         # weights between the two.
-        kept = [] if self.own_order else [self._end, self._model]
+        kept = [] if self.own_order else self._kept
         for unit in kept:
             unit.set_reshard_after_forward(False, recurse=False)
         try:
