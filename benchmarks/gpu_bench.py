@@ -1,9 +1,9 @@
-"""Measure mtrain on a machine with GPUs, in one command: `scripts/gpu-bench --data COCO`. One JSON file is the result.
+"""Measure mtrain on a machine with GPUs, in one command: `scripts/gpu-bench`. A table and a JSON file are the result.
 
 It runs the conformance kit of each backend on 1, 2, 4, ... GPUs, short jobs in each precision, and YOLOv5l and PP-YOLOE-l on
-the images of ``--data``, in turn with the originals' own scripts where their checkouts are given. Nothing is judged here but
-exit codes: the file holds what was measured, with the commands and the machine. ``--tiny`` does all of it on a CPU in a minute,
-with small models: it shows that the script works and measures nothing.
+the images of ``--data``, in turn with the originals' own scripts where their checkouts are given; without ``--data``, on the
+embedded digits. Nothing is judged here but exit codes: the file holds what was measured, with the commands and the machine.
+``--tiny`` does all of it on a CPU, with small models: it shows that the script works and measures nothing.
 """
 
 import argparse
@@ -235,21 +235,26 @@ def of_mtrain(plan: Plan, spec: str, backend: str, count: int, *, precision: str
     """Return the images per second of mtrain, by two jobs and by the records of the longer one."""
     share = plan.arguments.batch_per_gpu
     values = [f"train.batch_size={share * count}", f"backend.name={backend}", f"train.precision={precision}"]
-    if plan.arguments.data is not None:
+    values += [f"data.image_size={64 if plan.tiny else plan.arguments.size}"]
+    if on_digits := plan.tiny or plan.arguments.data is None:
+        model = ("yolov5n", "yolov5l") if spec.startswith("yolo") else ("ppyoloe_s", "ppyoloe_l")
+        values += [f"model.name={model[not plan.tiny]}"]
+    else:
         values += [f"data.root={plan.arguments.data}"]
-    small = ["model.name=yolov5n" if spec.startswith("yolo") else "model.name=ppyoloe_s", "data.image_size=64"]
-    spec_used = "digits" if plan.tiny else spec
-    values += small if plan.tiny else [f"data.image_size={plan.arguments.size}"]
+    # Of the few digits more GPUs need more epochs for as many updates.
+    length = count if on_digits else 1
     seconds, row, records, summary = [], {}, [], {}
-    for epochs in (1, 2):
-        name = f"{spec}-{backend}-{count}-{epochs}"
-        row, folder = job(plan, spec_used, name, count, [*values, f"train.epochs={epochs}"])
+    for number in (1, 2):
+        name = f"{spec}-{backend}-{count}-{number}"
+        row, folder = job(
+            plan, "digits" if on_digits else spec, name, count, [*values, f"train.epochs={number * length}"]
+        )
         records, summary = read_run(folder)
         seconds.append(row["seconds"])
         if row["exit"]:
             break
     rates = [record["samples_per_second"] for record in records[WARM_UP:]]
-    images = records[-1]["updates_per_epoch"] * share * count if records else None
+    images = records[-1]["updates_per_epoch"] * share * count * length if records else None
     waits = [record["data_wait_share"] for record in records[WARM_UP:]]
     measured = {
         "by_records": statistics.median(rates) if rates else None,
@@ -289,6 +294,27 @@ def by_difference(seconds: Sequence[float], images: int | None) -> dict[str, Any
     return {"epoch_s": round(epoch_s, 3), "by_difference": rate}
 
 
+def table(results: Results) -> list[str]:
+    """Return a line for people for each row."""
+    lines = [
+        f"{'part':<10}{'backend':<10}{'precision':<10}{'GPUs':>4}  {'exit':>4}{'seconds':>9}  result",
+    ]
+    for row in (*results.correct, *results.speed):
+        facts = []
+        if (rate := row.get("by_difference") or row.get("by_records")) is not None:
+            facts = [f"{row.get('spec', row.get('who'))}: {rate:.1f} images/s"]
+        if row.get("memory_bytes"):
+            facts += [f"{row['memory_bytes'] / 2**30:.2f} GiB", f"waiting for data {row['data_wait_share'] or 0:.0%}"]
+        if row.get("weights_sha256"):
+            facts += [f"weights {row['weights_sha256'][:12]}", "metrics read late" if row["late"] else ""]
+        told = (row.get("what", "speed"), row.get("backend", row.get("who")), row.get("precision", ""))
+        lines.append(
+            "{:<10}{:<10}{:<10}".format(*told)
+            + f"{row['gpus']:>4}  {row['exit']:>4}{row['seconds']:>9.1f}  {', '.join(filter(None, facts))}"
+        )
+    return lines
+
+
 # ----------------------------------------------------------------------------------------------------------------- main
 PARTS: Mapping[str, Callable[[Plan, Results], None]] = {
     "kit": check_backends,
@@ -300,12 +326,16 @@ PARTS: Mapping[str, Callable[[Plan, Results], None]] = {
 def parsed(words: Sequence[str] | None) -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(prog="gpu-bench", description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--out", type=Path, default=Path("gpu-bench.json"), help="the file to send back")
+    parser.add_argument(
+        "--out", type=Path, default=Path("gpu-bench.json"), help="the JSON file; gpu-bench.json by default"
+    )
     parser.add_argument("--tiny", action="store_true", help="everything small and on the CPU, to try the script")
     parser.add_argument("--only", choices=PARTS, action="append", help="a part; can be repeated")
     parser.add_argument("--gpus", help="numbers of GPUs, such as 1,2,4,8; by default powers of two up to what is there")
     parser.add_argument("--backends", default="ddp,fleet,deepspeed,horovod", help="those to test, if installed")
-    parser.add_argument("--data", type=Path, help="COCO's folder; some thousand images are enough")
+    parser.add_argument(
+        "--data", type=Path, help="COCO's folder; some thousand images are enough; by default the embedded digits"
+    )
     parser.add_argument("--images", type=int, help="training images in it, for the originals' images per second")
     parser.add_argument("--batch-per-gpu", type=int, default=16)
     parser.add_argument("--size", type=int, default=640, help="side of the images in pixels")
@@ -332,7 +362,7 @@ def missing(arguments: argparse.Namespace) -> str | None:
         return None
     commands = {name: getattr(arguments, f"{name}_command") or ORIGINALS[name] for name in ORIGINALS}
     wanted = [commands[name] for name in ORIGINALS if getattr(arguments, name) is not None]
-    if arguments.data is None:
+    if wanted and arguments.data is None:
         return "--data: not given; expected COCO's folder, of which some thousand images are enough"
     if wanted and arguments.images is None:
         return "--images: not given; expected the number of training images, for the originals' images per second"
@@ -360,6 +390,7 @@ def main(words: Sequence[str] | None = None) -> int:
             if not arguments.only or name in arguments.only:
                 part(plan, results)
     results.write()
+    print("\n".join(("", *table(results), "")))
     print(f"{len(results.failed())} commands failed; the results are in {results.path}")
     return 1 if results.failed() else 0
 

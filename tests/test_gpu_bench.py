@@ -29,7 +29,8 @@ def test_gpus_are_taken_in_powers_of_two(present: int, counts: list[int]) -> Non
 @pytest.mark.parametrize(
     ("words", "lack"),
     [
-        ([], "--data: not given"),
+        ([], None),
+        (["--yolov5", "."], "--data: not given"),
         (["--data", "coco", "--yolov5", "."], "--images: not given"),
         (["--data", "coco", "--yolov5", ".", "--images", "5000"], "--yolov5-data: not given"),
         (["--data", "coco", "--paddledetection", ".", "--images", "5000"], None),
@@ -111,3 +112,8 @@ def test_the_whole_script_runs_on_a_cpu(tmp_path: Path) -> None:
     assert {row["spec"] for row in found["speed"]} == {"yolov5l", "ppyoloe_l"}
     assert all(row["by_records"] > 0 for row in found["speed"])
     assert found["machine"]["versions"]["mtrain"]
+    lines = ended.stdout.splitlines()
+    head = next(number for number, line in enumerate(lines) if line.startswith("part"))
+    rows = [line.split()[0] for line in lines[head + 1 : head + 6]]
+    assert rows == ["kit", "precision", "precision", "speed", "speed"]
+    assert "images/s" in lines[head + 4]

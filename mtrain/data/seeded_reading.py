@@ -102,7 +102,7 @@ def _draw_next() -> tuple[Any, ...] | None:
     """Return what the generators draw next, or their state where that takes less time; None as for ``_generators``."""
     if "paddle" in sys.modules:
         return None
-    return random.getrandbits(128), np.random.bytes(16), _torchs_state()
+    return random.getrandbits(128), np.random.random_sample(), np.random.random_sample(), _torchs_state()
 
 
 def _torchs_state() -> bytes | None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.instructions.__main__ import FILE, FIXED, PROGRAMS, TOLERANCE, compared, count, read
+from tests.instructions.__main__ import CONTROL, FILE, FIXED, PROGRAMS, TOLERANCE, compared, count, read
 
 KNOWN = {"versions": {"python": "3.11", "torch": "2"}, "counts": {"plan": 1_000_000}}
 HEAD = "# callgrind format\nversion: 1\npid: 7\n"
@@ -26,7 +26,15 @@ def test_counts_of_other_versions_are_not_compared():
     lines, worse = compared({"plan": 9_000_000}, KNOWN, {"python": "3.12", "torch": "2"})
     assert not worse
     assert "not compared" in lines[0]
-    assert lines[1].startswith("counts.json is of other versions: python 3.11 -> 3.12; ")
+    assert lines[1].startswith("counts.json is of another machine or other versions: python 3.11 -> 3.12; ")
+
+
+def test_counts_of_a_machine_that_counts_otherwise_are_not_compared():
+    known = {**KNOWN, "counts": {**KNOWN["counts"], CONTROL: 1000}}
+    assert compared({CONTROL: 1019, "plan": 9_000_000}, known, KNOWN["versions"])[1] is True
+    lines, worse = compared({CONTROL: 979, "plan": 9_000_000}, known, KNOWN["versions"])
+    assert not worse
+    assert "plain_loop, in which nothing is mtrain's, by -2.10%" in lines[-1]
 
 
 def test_the_parts_of_a_program_are_read_from_callgrinds_files(tmp_path):
