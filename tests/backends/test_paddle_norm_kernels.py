@@ -171,3 +171,11 @@ def test_frozen_layers_and_evaluation_apply_silu_too() -> None:
     assert np.array_equal(net(x).numpy(), expected)
     net.eval()
     assert np.array_equal(net(x).numpy(), expected)
+
+
+@needs_a_compiler
+def test_a_gradient_of_a_gradient_is_refused() -> None:
+    x, _ = (paddle.to_tensor(array) for array in images(2, 3, 4, 4))
+    x.stop_gradient = False
+    with pytest.raises(Exception, match=r"create_graph=True.* write train.kernels: framework"):
+        paddle.grad(layer(3)(x).sum(), x, create_graph=True)

@@ -1,5 +1,6 @@
 """Dropout: which elements it drops, the same on every framework and for every number of ranks, and its gradient."""
 
+import sys
 from collections.abc import Iterator
 
 import numpy as np
@@ -61,6 +62,16 @@ def test_the_layer_drops_what_the_reference_drops_bit_for_bit(framework, p, dtyp
         np.testing.assert_array_equal(
             ops.to_numpy(layer.kept_by_tensors(framework.tensor(KEYS), 60)), noise.kept_elements(KEYS, "head", 60, p)
         )
+
+
+def test_a_gradient_of_a_gradient_goes_through_the_layer(framework):
+    autograd = sys.modules["torch.autograd" if framework.name == "torch" else "paddle"]
+    x, weight = framework.variable(np.full((6, 8), 2, np.float32)), framework.variable(np.ones((6, 8), np.float32))
+    y = nn.Dropout(0.5, name="a")(x * weight, framework.tensor(KEYS))
+    (gradient,) = autograd.grad(ops.sum(y * y * y), [x], create_graph=True)
+    # y is 2 x weight where it is kept, so the gradient is 24 x^2 weight^3, and that of its sum 72 x^2 weight^2.
+    kept = np.asarray(noise.kept_elements(KEYS, "a", 8, 0.5))
+    np.testing.assert_array_equal(framework.gradients(ops.sum(gradient), [weight])[0], 288 * kept)
 
 
 def test_evaluation_and_a_probability_of_nothing_return_the_input_itself(framework):

@@ -12,6 +12,7 @@ from paddle.autograd import PyLayer
 from mtrain.backends._kernels import library
 from mtrain.backends._paddle import internals
 from mtrain.core.interfaces import Array
+from mtrain.errors import TrainingError
 
 # Legend: B batch, C channels, H, W.
 
@@ -69,6 +70,7 @@ class _KernelNormalize(PyLayer):
 
     @staticmethod
     def backward(ctx: Any, dy_BCHW: Tensor) -> Any:
+        refuse_second_gradient("train.kernels: framework")
         silu, sizes, moments_3C = ctx.kept
         x_BCHW, weight_C, bias_C = ctx.saved_tensor()
         dy_BCHW = dense(dy_BCHW)
@@ -80,6 +82,18 @@ class _KernelNormalize(PyLayer):
         )  # fmt: skip
         # For an input that needs no gradient, Paddle accepts only None.
         return tuple(grad if needed else None for grad, needed in zip(grads, ctx.needs_gradient, strict=True))
+
+
+def refuse_second_gradient(instead: str) -> None:
+    """Refuse a backward pass that is to be differentiated itself, which would lose part of that gradient without a word.
+
+    Raises:
+        TrainingError: it is; ``instead`` is what to write in the spec.
+    """
+    if paddle.is_grad_enabled():
+        raise TrainingError(
+            f"a gradient of a gradient (create_graph=True) goes through mtrain's BatchNorm, which has none; write {instead}"
+        )
 
 
 def _kernels() -> Any:

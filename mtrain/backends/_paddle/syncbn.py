@@ -8,6 +8,7 @@ from paddle.autograd import PyLayer
 from paddle.nn import Layer
 
 from mtrain.backends._paddle.collective import PaddleCollective
+from mtrain.backends._paddle.kernels import refuse_second_gradient
 from mtrain.backends._paddle.nn import BatchNorm2d
 from mtrain.core.overriding import override
 from mtrain.errors import SpecError
@@ -55,6 +56,7 @@ class _Normalize(PyLayer):
 
     @staticmethod
     def backward(ctx: Any, dy_BCHW: Tensor) -> Any:
+        refuse_second_gradient("train.sync_batchnorm: false")
         x_BCHW, weight_C, mean_C, inverse_C, total = ctx.saved_tensor()
         dy = dy_BCHW.astype(mean_C.dtype)
         xhat = (x_BCHW.astype(mean_C.dtype) - _planes(mean_C)) * _planes(inverse_C)

@@ -5,6 +5,7 @@ which is up to four digits less exact than its kernel for contiguous tensors (do
 script). The functions here give that kernel blocks of a few hundred pixels each and join the blocks' sums in float64.
 """
 
+from collections.abc import Sequence
 from functools import cache
 from typing import Any, cast
 
@@ -15,6 +16,7 @@ from torch.nn import functional as F
 from mtrain.backends._torch import internals
 from mtrain.backends._torch.collective import TorchCollective
 from mtrain.backends.engine import LocalCollective
+from mtrain.errors import TrainingError
 
 # Legend: B batch, C channels, H, W; P pixels of all images (B * H * W); K blocks of pixels; R ranks.
 BLOCK = 256
@@ -34,6 +36,8 @@ def normalize(
     Returns:
         The output, then without gradient: mean (C,), variance (C,) divided by the count, and the count of pixels (0-d).
     """
+    # Before the function, so that what it keeps has its graph for second derivatives.
+    x_BCHW = x_BCHW if _is_channels_last(x_BCHW) else x_BCHW.contiguous()
     outputs = _Normalize.apply(x_BCHW, weight_C, bias_C, eps, collective or LocalCollective())
     return cast(tuple[Tensor, Tensor, Tensor, Tensor], outputs)
 
@@ -49,7 +53,6 @@ class _Normalize(torch.autograd.Function):
     def forward(
         ctx: Any, x_BCHW: Tensor, weight_C: Tensor, bias_C: Tensor, eps: float, collective: TorchCollective
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        x_BCHW = x_BCHW if _is_channels_last(x_BCHW) else x_BCHW.contiguous()
         mean_C, var_C = _statistics(x_BCHW)
         total = mean_C.new_tensor(x_BCHW.numel() // x_BCHW.shape[1])
         if collective.size > 1:
@@ -59,14 +62,17 @@ class _Normalize(torch.autograd.Function):
         y = F.batch_norm(
             x_BCHW, mean_C.to(compute_dtype), var_C.to(compute_dtype), weight_C, bias_C, training=False, eps=eps
         )
-        ctx.save_for_backward(x_BCHW, weight_C, mean_C, inverse_C, total)
-        ctx.collective = collective
+        ctx.save_for_backward(x_BCHW, weight_C, bias_C, mean_C, inverse_C, total)
+        ctx.eps, ctx.collective = eps, collective
         ctx.mark_non_differentiable(mean_C, var_C, total)
         return y, mean_C, var_C, total
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        x_BCHW, weight_C, mean_C, inverse_C, total = ctx.saved_tensors
+        x_BCHW, weight_C, bias_C, mean_C, inverse_C, total = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            arrays = x_BCHW, weight_C, bias_C
+            return *differentiable_gradients(ctx, arrays, grads[0], eps=ctx.eps, collective=ctx.collective), None, None
         layout = torch.channels_last if _is_channels_last(x_BCHW) else torch.contiguous_format
         dy_BCHW = grads[0].contiguous(memory_format=layout)
         sums_2C = _gradient_sums(dy_BCHW, x_BCHW, mean_C, inverse_C)
@@ -86,6 +92,26 @@ class _Normalize(torch.autograd.Function):
         )
         dx_BCHW = torch.addcmul(offset, x_BCHW, x_factor, value=-1).addcmul_(dy_BCHW, dy_factor)
         return dx_BCHW.to(x_BCHW.dtype), grad_weight, grad_bias, None, None
+
+
+def differentiable_gradients(
+    ctx: Any, arrays: Sequence[Tensor], dy: Tensor, *, eps: float, collective: TorchCollective, silu: bool = False
+) -> tuple[Tensor | None, ...]:
+    """Return the gradients of input, weight and bias by torch's own functions, for ``create_graph=True``.
+
+    Raises:
+        TrainingError: the statistics are those of several ranks.
+    """
+    if collective.size > 1:
+        raise TrainingError(
+            "a gradient of a gradient (create_graph=True) goes through a BatchNorm over all ranks, which has none; write "
+            "train.sync_batchnorm: false"
+        )
+    x_BCHW, weight_C, bias_C = arrays
+    needed = [array for array, is_needed in zip(arrays, ctx.needs_input_grad, strict=False) if is_needed]
+    y = F.batch_norm(x_BCHW, None, None, weight_C, bias_C, training=True, eps=eps)
+    found = iter(torch.autograd.grad(F.silu(y) if silu else y, needed, dy, create_graph=True))
+    return tuple(next(found) if is_needed else None for is_needed in ctx.needs_input_grad[:3])
 
 
 def merge_over_ranks(

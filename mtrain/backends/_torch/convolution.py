@@ -68,9 +68,14 @@ class _Convolution(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         (x_BCHW, weight_OIHW), (stride, padding) = ctx.saved_tensors, ctx.settings
-        dy_BCHW, dx_BCHW = grads[0].contiguous(memory_format=torch.channels_last), None
-        if ctx.needs_input_grad[0]:
-            dx_BCHW = internals.convolution_input_gradient(dy_BCHW, x_BCHW, weight_OIHW, stride, padding)
+        dy_BCHW = grads[0].contiguous(memory_format=torch.channels_last)
+        is_differentiated = torch.is_grad_enabled()  # by ``create_graph=True``, which the kernel cannot serve
+        mask, dx_BCHW = (ctx.needs_input_grad[0], is_differentiated), None
+        if any(mask):
+            settings = (stride, padding, mask)
+            dx_BCHW, dw_OIHW = internals.convolution_gradients(dy_BCHW, x_BCHW, weight_OIHW, *settings)
+        if is_differentiated:
+            return dx_BCHW, dw_OIHW, None, None
         dw_OIHW = torch.empty_like(weight_OIHW, memory_format=torch.channels_last)
         (images, inputs, *size), (outputs, _, side, _) = x_BCHW.shape, weight_OIHW.shape
         addresses = (x.data_ptr() for x in (x_BCHW, dy_BCHW, dw_OIHW))

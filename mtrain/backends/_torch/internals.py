@@ -192,14 +192,16 @@ def convolve(layer: nn.Conv2d, x: Tensor, weight: Tensor) -> Tensor:
     return layer._conv_forward(x, weight, layer.bias)
 
 
-def convolution_input_gradient(dy: Tensor, x: Tensor, weight: Tensor, stride: Any, padding: Any) -> Tensor:
-    """Return the gradient of the input of ``F.conv2d`` without bias."""
+def convolution_gradients(
+    dy: Tensor, x: Tensor, weight: Tensor, stride: Any, padding: Any, mask: Sequence[bool]
+) -> Sequence[Tensor | None]:
+    """Return the gradients of input and weight of ``F.conv2d`` without bias; ``mask``: which ones are asked for."""
     # torch.nn.grad.conv2d_input knows only the shape of x, and so takes the kernel of contiguous layout.
     settings = {"dilation": [1, 1], "transposed": False, "output_padding": [0, 0], "groups": 1, "bias_sizes": None}
-    gradient: Tensor = torch.ops.aten.convolution_backward(
-        dy, x, weight, stride=stride, padding=padding, output_mask=[True, False, False], **settings
-    )[0]
-    return gradient
+    gradients: Sequence[Tensor | None] = torch.ops.aten.convolution_backward(
+        dy, x, weight, stride=stride, padding=padding, output_mask=[*mask, False], **settings
+    )[:2]
+    return gradients
 
 
 def channel_statistics(x_BCHW: Tensor) -> tuple[Tensor, Tensor]:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from mtrain.backends._kernels import library
+from mtrain.backends._torch import batchnorm
 from mtrain.backends._torch.collective import TorchCollective
 from mtrain.backends.engine import LocalCollective
 
@@ -71,8 +72,11 @@ class _KernelNormalize(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        _, silu, collective, _ = ctx.settings
+        eps, silu, collective, _ = ctx.settings
         x_BCHW, weight_C, bias_C, mean_C, inverse_C, total = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            arrays, settings = (x_BCHW, weight_C, bias_C), {"eps": eps, "collective": collective, "silu": silu}
+            return *batchnorm.differentiable_gradients(ctx, arrays, grads[0], **settings), None
         kernels, (pixels, channels), threads = _kernels(), _shape(x_BCHW), torch.get_num_threads()
         dy_BCHW = _evenly_spaced(grads[0])
         dx_BCHW = torch.empty_like(x_BCHW, memory_format=torch.channels_last)
