@@ -14,7 +14,7 @@ def test_the_workflow_runs_the_commands_of_ci_run() -> None:
     wanted = re.findall(r"^make .+$", (ROOT / ".ci/run").read_text(encoding="utf-8"), re.MULTILINE)
     steps = [step for job in WORKFLOW["jobs"].values() for step in job["steps"]]
     assert [step["run"] for step in steps if step.get("run", "").startswith("make ")] == wanted
-    assert wanted == ["make check", "make test", "make test-environments"]
+    assert wanted == ["make check", "make test", "make test-environments", "make instructions"]
 
 
 def test_the_workflow_may_only_read_and_runs_for_main_and_requests() -> None:
