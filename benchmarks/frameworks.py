@@ -60,7 +60,8 @@ def row(model: str, times: dict[tuple[str, str], list[float]]) -> dict:
 
 def measured(framework: str, model: str, options: argparse.Namespace) -> float:
     """Return the milliseconds per update, measured in a separate process."""
-    from mtrain.system.placement import LaunchOptions, rank_environment
+    from mtrain.system.launch_options import LaunchOptions
+    from mtrain.system.placement import rank_environment
 
     env = {**os.environ, **rank_environment(LaunchOptions(python=sys.executable, threads=options.threads))}
     with tempfile.TemporaryDirectory() as folder:

@@ -3,8 +3,7 @@ starter.
 
 The native starter runs on all three hosts at once without ssh (horovodrun: over its own ssh), with the same ranks. The
 two alternate, and medians are reported. Needs the hosts of ``tests/cluster/hosts.sh``. ``--picture`` draws the CPU time of each
-kind of process until the first update, for the first backend, as ``docs/images/start-on-hosts.svg``, below the bars of
-``start-on-hosts.json``, which were measured before.
+kind of process until the first update, for the first backend, as ``docs/images/start-on-hosts.svg``.
 """
 
 import argparse
@@ -50,10 +49,8 @@ class CpuTimes(threading.Thread):
                     if os.readlink(f"/proc/{process.pid}/ns/pid") != own and (kind := kind_of(process.cmdline())):
                         times, looks = process.cpu_times(), self._seen.get(process, (kind, []))[1]
                         looks.append((time.time(), times.user + times.system))
-                        self._seen[process] = (
-                            kind,
-                            looks,
-                        )  # a copy of a starter shows the starter's words until it is a rank
+                        # The newest kind: a copy of a starter shows the starter's words until it is a rank.
+                        self._seen[process] = (kind, looks)
                 except (psutil.Error, OSError):
                     continue
 
@@ -78,25 +75,22 @@ def kind_of(words: list[str]) -> str | None:
 
 def draw(bars: dict[str, dict[str, float]], path: Path) -> None:
     """Draw a bar of CPU seconds for each way of starting, with a part for each kind of process."""
-    scale, lines = 420 / max(sum(parts.values()) for parts in bars.values()), []
-    for row, (name, parts) in enumerate(bars.items()):
-        left, top = 180.0, 30 + 26 * row
-        lines.append(f'<text x="172" y="{top + 13}" text-anchor="end">{name}</text>')
-        for kind, seconds in parts.items():
-            width = seconds * scale
-            lines.append(f'<rect x="{left:.1f}" y="{top}" width="{width:.1f}" height="18" fill="{COLOURS[kind]}"/>')
-            if width > 24:
-                lines.append(
-                    f'<text x="{left + width / 2:.1f}" y="{top + 13}" text-anchor="middle">{seconds:.1f}</text>'
-                )
-            left += width
-        lines.append(f'<text x="{left + 6:.1f}" y="{top + 13}">{sum(parts.values()):.1f} s</text>')
-    for place, (kind, colour) in enumerate(COLOURS.items()):
-        lines.append(f'<rect x="{180 + 95 * place}" y="8" width="10" height="10" fill="{colour}"/>')
-        lines.append(f'<text x="{194 + 95 * place}" y="17">{kind}</text>')
-    size = f'width="660" height="{36 + 26 * len(bars)}"'
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" {size} font-family="sans-serif" font-size="12">'
-    path.write_text("\n".join([head, '<rect width="100%" height="100%" fill="white"/>', *lines, "</svg>"]) + "\n")
+    import matplotlib.pyplot as plt  # only pictures need it
+
+    plt.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": path.name})
+    figure, axes = plt.subplots(figsize=(8, 0.5 * len(bars) + 0.8), layout="constrained")
+    names, lefts = list(bars), [0.0] * len(bars)
+    for kind, colour in COLOURS.items():
+        widths = [parts[kind] for parts in bars.values()]
+        drawn = axes.barh(names, widths, left=lefts, color=colour, label=kind)
+        axes.bar_label(drawn, [f"{width:.1f}" if width > 1 else "" for width in widths], label_type="center")
+        lefts = [left + width for left, width in zip(lefts, widths, strict=True)]
+    axes.bar_label(drawn, [f"{left:.1f} s" for left in lefts], padding=4)
+    axes.set(xticks=[], xlim=(0, 1.15 * max(lefts)))
+    axes.invert_yaxis()
+    axes.spines[:].set_visible(False)
+    figure.legend(loc="outside upper center", ncols=len(COLOURS), frameon=False)
+    figure.savefig(path, metadata={"Date": None})
 
 
 def first_update(run: Path, began: float) -> float:
@@ -190,11 +184,11 @@ def main() -> None:
 
 
 def show(rounds: list[dict[str, dict[str, float]]]) -> None:
-    """Draw the medians of all rounds below the bars that are kept."""
+    """Draw the medians of all rounds."""
     medians = {
         side: {kind: statistics.median(each[side][kind] for each in rounds) for kind in COLOURS} for side in rounds[0]
     }
-    draw({**json.loads(PICTURE.with_suffix(".json").read_text()), **medians}, PICTURE)
+    draw(medians, PICTURE)
 
 
 def row(backend: str, pairs: list[tuple[float, float]]) -> dict[str, object]:

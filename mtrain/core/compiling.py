@@ -1,6 +1,7 @@
 """Compile a C file of mtrain for the processor at hand, once for each user, compiler and kind of processor."""
 
 import contextlib
+import ctypes
 import hashlib
 import os
 import platform
@@ -11,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 FLAGS = (
     "-O3",
@@ -56,6 +58,16 @@ def compile_library(source: Path, *flags: str) -> Path:
             made.chmod(0o700)  # whatever the umask is
             made.replace(target)
     return target
+
+
+def load_function(source: Path, name: str, *types: Any) -> Any | None:
+    """Load a function of a C file, compiled with ``APART``, into this process; None if that cannot be. ``types``: of its arguments."""
+    try:
+        function = getattr(ctypes.CDLL(str(compile_library(source, APART))), name)
+    except (CannotCompileError, OSError, AttributeError):
+        return None
+    function.argtypes = types
+    return function
 
 
 def _compiler() -> list[str]:

@@ -6,7 +6,8 @@ from typing import ClassVar
 
 from mtrain.core.interfaces import Command, Host, Launcher
 from mtrain.system.diagnosis import status_of_shell
-from mtrain.system.placement import LaunchOptions, rank_environment, run_dir_in
+from mtrain.system.launch_options import LaunchOptions
+from mtrain.system.placement import rank_environment, run_dir_in
 from mtrain.system.rank_starter import read_deaths
 
 

@@ -8,7 +8,8 @@ from typing import ClassVar
 from mtrain.core.interfaces import Command, Host, Launcher
 from mtrain.errors import SpecError
 from mtrain.launchers.withheld import withholding
-from mtrain.system.placement import QUIET_PORTS, LaunchOptions, rank_environment, run_dir_in
+from mtrain.system.launch_options import LaunchOptions
+from mtrain.system.placement import QUIET_PORTS, rank_environment, run_dir_in
 from mtrain.system.rank_starter import runs_script
 
 FAILED_RANK = re.compile(r"^Container rank (\d+) status failed .* code (-?\d+) log ", re.MULTILINE)

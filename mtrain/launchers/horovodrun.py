@@ -8,7 +8,8 @@ from mtrain.core.interfaces import Command, Host, Launcher
 from mtrain.errors import SpecError
 from mtrain.launchers.withheld import withholding
 from mtrain.system.diagnosis import status_of_shell
-from mtrain.system.placement import LaunchOptions, rank_environment
+from mtrain.system.launch_options import LaunchOptions
+from mtrain.system.placement import rank_environment
 from mtrain.system.rank_starter import read_deaths
 
 FAILED_RANK = re.compile(r"^Process (\d+) exit with status code (\d+)\.$", re.MULTILINE)

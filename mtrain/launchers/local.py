@@ -5,7 +5,8 @@ from typing import ClassVar
 
 from mtrain.core.interfaces import Command, Host, Launcher
 from mtrain.errors import SpecError
-from mtrain.system.placement import LaunchOptions, rank_environment
+from mtrain.system.launch_options import LaunchOptions
+from mtrain.system.placement import rank_environment
 
 
 class Local(Launcher):

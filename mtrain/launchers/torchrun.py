@@ -6,7 +6,8 @@ from itertools import accumulate
 from typing import ClassVar
 
 from mtrain.core.interfaces import Command, Host, Launcher
-from mtrain.system.placement import LaunchOptions, rank_environment, run_dir_in
+from mtrain.system.launch_options import LaunchOptions
+from mtrain.system.placement import rank_environment, run_dir_in
 from mtrain.system.rank_starter import read_deaths, runs_script
 
 FAILED_RANK = re.compile(r"^\s*rank\s*: (\d+) .*\n\s*exitcode\s*: (-?\d+)", re.MULTILINE)

@@ -7,13 +7,13 @@ import secrets
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from mtrain.errors import UsageError
 from mtrain.system.environment import TUNABLES
 
 if TYPE_CHECKING:
-    from mtrain.system.launch_options import LaunchOptions as LaunchOptions
+    from mtrain.system.launch_options import LaunchOptions
 
 LOOPBACK = "127.0.0.1"
 LOOPBACK_6 = "::1"
@@ -27,15 +27,6 @@ _ROW, _ATTEMPTS = 16, 64
 """Ports in a row that ``free_port`` asks for, and how many rows it tries."""
 INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 """Environment variables in which gloo and NCCL look for the network interface to use."""
-
-
-def __getattr__(name: str) -> Any:
-    """Import ``LaunchOptions`` when a launcher asks for it: agents and starters of ranks need no pydantic."""
-    if name != "LaunchOptions":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from mtrain.system.launch_options import LaunchOptions
-
-    return LaunchOptions
 
 
 def rank_environment(options: "LaunchOptions") -> dict[str, str]:

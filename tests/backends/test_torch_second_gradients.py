@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from mtrain.backends._kernels import library
 from mtrain.backends._torch import batchnorm, convolution, syncbn
+from mtrain.backends._torch.nn import Dropout
 from mtrain.errors import TrainingError
 from tests.backends.compiler import needs_a_compiler
 from tests.backends.test_torch_batchnorm import _TwoHalves
@@ -65,3 +66,19 @@ def test_over_ranks_they_are_refused() -> None:
     y, *_ = batchnorm.normalize(x, weight, bias, eps=1e-5, collective=_TwoHalves(IMAGES, IMAGES))
     with pytest.raises(TrainingError, match=r"create_graph=True.* write train.sync_batchnorm: false"):
         torch.autograd.grad(y.sum(), x, create_graph=True)
+
+
+@needs_a_compiler
+def test_transforms_of_torch_func_go_through_torchs_own_functions(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX2")
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    model, dropout = build()[:1], Dropout(0.5, name="a")
+    convolution.use_kernels(model)
+    keys = torch.arange(2, dtype=torch.int32)
+
+    def loss(x: Tensor) -> Tensor:
+        return (model(dropout(x, keys)) ** 2).sum()
+
+    x = IMAGES.clone().requires_grad_()
+    (expected,) = torch.autograd.grad(loss(x), x)
+    torch.testing.assert_close(torch.func.grad(loss)(IMAGES), expected)

@@ -70,7 +70,7 @@ def test_the_source_that_another_folder_has_is_told_apart(tmp_path):
     (tmp_path / "mtrain" / "__init__.py").write_text("")
     own = collect(wanted())["python"]["code"]
     shadow = tmp_path / "python"
-    shadow.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    shadow.write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
     shadow.chmod(0o755)
     other = collect(wanted(python=str(shadow), cwd=str(tmp_path)))["python"]["code"]
     assert other["digest"] != own["digest"]

@@ -8,6 +8,7 @@ import tomllib
 from importlib import import_module, metadata
 from importlib.machinery import PathFinder
 from pathlib import Path
+from shlex import quote
 
 import pytest
 
@@ -285,7 +286,7 @@ def test_a_verb_that_is_not_installed_names_its_package_and_the_command(
     if not is_clone:
         monkeypatch.setattr(remedies, "checkout", lambda: None)
     for package, verb in OF_PACKAGES:
-        place = f"-e {ROOT}/packages/{package}" if is_clone else f"WHEEL-OF-{package.upper()}"
+        place = f"-e {quote(f'{ROOT}/packages/{package}')}" if is_clone else f"WHEEL-OF-{package.upper()}"
         words = f"{verb.replace('.', ' ')} is a command of {package}, which is not installed: pip install {place}"
         for further in ((), ("--help",), ("-c", "digits")):
             assert main([*verb.split("."), *further]) == 2

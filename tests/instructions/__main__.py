@@ -139,9 +139,9 @@ def compared(counts: Mapping[str, int], known: Mapping[str, Any], now: Mapping[s
         if known["versions"].get(key) != now[key]
     ]
     lines, worse = [], False
-    control = counts.get(CONTROL, 0) / known["counts"].get(CONTROL, 1) - 1 if CONTROL in counts else 0.0
-    if not differing and abs(control) > TOLERANCE:
-        differing = [f"{CONTROL}, in which nothing is mtrain's, by {control:+.2%}"]
+    of_control = known["counts"].get(CONTROL)
+    if of_control and abs(change := counts.get(CONTROL, of_control) / of_control - 1) > TOLERANCE:
+        differing.append(f"{CONTROL}, in which nothing is mtrain's, by {change:+.2%}")
     for name, actual in counts.items():
         before = known["counts"].get(name)
         if before is None or differing:

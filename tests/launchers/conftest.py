@@ -25,7 +25,7 @@ from mtrain.launchers.local import Local
 from mtrain.launchers.torchrun import Torchrun
 from mtrain.records.console import Quiet
 from mtrain.system.environment import caller, clean
-from mtrain.system.placement import LaunchOptions
+from mtrain.system.launch_options import LaunchOptions
 from tests.ports import held_port
 
 RANKS = Path(__file__).with_name("ranks.py")

@@ -8,6 +8,7 @@ import venv
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
+from shlex import quote
 
 import pytest
 
@@ -79,7 +80,7 @@ def test_a_backend_that_runs_on_another_framework_too_says_so(monkeypatch):
 def test_one_without_mtrain_is_refused_with_the_command_that_installs_it(bare):
     message = refusal(bare)
     assert message.startswith(f"backend.python: {bare} has no mtrain, expected {mtrain.__version__} as here; ")
-    assert message.endswith(f"{bare} -m pip install -e {ROOT}/packages/mtrain-trace -e '{ROOT}[fleet-cpu]'")
+    assert message.endswith(f"{bare} -m pip install -e {quote(f'{ROOT}/packages/mtrain-trace')} -e '{ROOT}[fleet-cpu]'")
 
 
 @pytest.mark.job
@@ -106,7 +107,7 @@ def test_one_without_the_framework_is_refused_for_the_backend_that_needs_it_alon
     provide(python, "mtrain-0.dist-info", "", **{"entry_points.txt": points, "METADATA": "Name: mtrain\nVersion: 0\n"})
     assert refusal(python).endswith(
         f"has no paddle, which backend fleet runs on; install it there with: {python} -m pip install "
-        f"-e {ROOT}/packages/mtrain-trace -e '{ROOT}[fleet-cpu]'"
+        f"-e {quote(f'{ROOT}/packages/mtrain-trace')} -e '{ROOT}[fleet-cpu]'"
     )
     provide(python, "torch", "raise RuntimeError('it is looked for, not imported')\n")
     interpreter.check(Resolved.of(spec(python, backend="ddp")))

@@ -277,7 +277,7 @@ def test_a_torn_or_foreign_stack_is_read_as_far_as_it_is_one(written: bytes, fra
 
 
 def test_an_endless_stack_is_read_up_to_a_bound(fork: Fork, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stacks, "MAX_BYTES", 300)
+    monkeypatch.setattr(stacks, "MAX_BYTES", 3 * (len(__file__) + 60))
 
     def deepen(calls: int) -> None:
         deepen(calls - 1) if calls else wait_in_sleep()

@@ -41,7 +41,8 @@ def use_kernels(model: nn.Module) -> None:
 
 def _fits(x_BCHW: Tensor, weight_OIHW: Tensor) -> bool:
     return (
-        torch.get_num_threads() == 1
+        not internals.is_traced()
+        and torch.get_num_threads() == 1
         and not torch.is_autocast_enabled("cpu")
         and x_BCHW.dim() == 4
         # With one channel, or in images within a kernel's reach, oneDNN adds in another order.

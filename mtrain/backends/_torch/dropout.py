@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from mtrain.backends._kernels import library
+from mtrain.backends._torch import internals
 from mtrain.core.network import noise
 
 
@@ -16,7 +17,7 @@ def fits(x: Tensor) -> bool:
         and x.device.type == "cpu"
         and x.dtype == torch.float32
         and x.is_contiguous()
-        and not torch.compiler.is_compiling()
+        and not internals.is_traced()
         and library.load_dropout().kernels is not None
     )
 

@@ -192,6 +192,11 @@ def convolve(layer: nn.Conv2d, x: Tensor, weight: Tensor) -> Tensor:
     return layer._conv_forward(x, weight, layer.bias)
 
 
+def is_traced() -> bool:
+    """Tell whether torch looks at operations instead of computing: ``torch.compile``, or a transform of ``torch.func``."""
+    return torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
+
+
 def convolution_gradients(
     dy: Tensor, x: Tensor, weight: Tensor, stride: Any, padding: Any, mask: Sequence[bool]
 ) -> Sequence[Tensor | None]:

@@ -1,6 +1,5 @@
 """BatchNorm, alone or followed by SiLU, by mtrain's own kernels: float32 in channels-last layout on the CPU."""
 
-from collections.abc import Callable
 from typing import Any, cast
 
 import torch
@@ -12,7 +11,6 @@ from mtrain.backends._torch.collective import TorchCollective
 from mtrain.backends.engine import LocalCollective
 
 # Legend: B batch, C channels, H, W.
-Merge = Callable[[Tensor, Tensor, Tensor, TorchCollective], tuple[Tensor, Tensor, Tensor]]
 
 
 def fit(x_BCHW: Tensor, weight_C: Tensor) -> bool:
@@ -26,7 +24,7 @@ def fit(x_BCHW: Tensor, weight_C: Tensor) -> bool:
     )
 
 
-def normalize(  # noqa: PLR0913 - those of a BatchNorm
+def normalize(
     x_BCHW: Tensor,
     weight_C: Tensor,
     bias_C: Tensor,
@@ -34,14 +32,13 @@ def normalize(  # noqa: PLR0913 - those of a BatchNorm
     eps: float,
     silu: bool,
     collective: TorchCollective | None,
-    merge: Merge,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Do what ``batchnorm.normalize`` does, and SiLU where asked; ``fit`` says for which input.
 
     The output of BatchNorm itself is not kept: the backward pass computes it again from the input, of which autograd
     keeps one copy for both functions.
     """
-    outputs = _KernelNormalize.apply(x_BCHW, weight_C, bias_C, (eps, silu, collective or LocalCollective(), merge))
+    outputs = _KernelNormalize.apply(x_BCHW, weight_C, bias_C, (eps, silu, collective or LocalCollective()))
     return cast(tuple[Tensor, Tensor, Tensor, Tensor], outputs)
 
 
@@ -50,9 +47,9 @@ class _KernelNormalize(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x_BCHW: Tensor, weight_C: Tensor, bias_C: Tensor, settings: tuple[float, bool, TorchCollective, Merge]
+        ctx: Any, x_BCHW: Tensor, weight_C: Tensor, bias_C: Tensor, settings: tuple[float, bool, TorchCollective]
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        eps, silu, collective, merge = settings
+        eps, silu, collective = settings
         kernels, (pixels, channels) = _kernels(), _shape(x_BCHW)
         weight_C, bias_C = weight_C.contiguous(), bias_C.contiguous()
         mean_C, var_C = torch.empty((2, channels), dtype=torch.float64).unbind(0)
@@ -60,7 +57,7 @@ class _KernelNormalize(torch.autograd.Function):
         kernels.statistics(x_BCHW.data_ptr(), pixels, channels, mean_C.data_ptr(), var_C.data_ptr(), threads)
         total = mean_C.new_tensor(pixels)
         if collective.size > 1:
-            mean_C, var_C, total = merge(mean_C, var_C, total, collective)
+            mean_C, var_C, total = batchnorm.merge_over_ranks(mean_C, var_C, total, collective)
         inverse_C = torch.rsqrt(var_C + eps)
         y_BCHW = torch.empty_like(x_BCHW, memory_format=torch.channels_last)
         addresses = _addresses(mean_C, inverse_C, weight_C, bias_C)
@@ -72,7 +69,7 @@ class _KernelNormalize(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        eps, silu, collective, _ = ctx.settings
+        eps, silu, collective = ctx.settings
         x_BCHW, weight_C, bias_C, mean_C, inverse_C, total = ctx.saved_tensors
         if torch.is_grad_enabled():
             arrays, settings = (x_BCHW, weight_C, bias_C), {"eps": eps, "collective": collective, "silu": silu}

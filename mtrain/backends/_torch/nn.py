@@ -98,7 +98,6 @@ class BatchNorm2d(torch.nn.BatchNorm2d):
                     eps=eps,
                     silu=self.silu,
                     collective=collective,
-                    merge=batchnorm.merge_over_ranks,
                 )
             )
         output = self.follow_statistics(*batchnorm.normalize(input, weight, bias, eps=eps, collective=collective))

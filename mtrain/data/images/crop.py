@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from mtrain.core.compiling import APART, CannotCompileError, compile_library
+from mtrain.core.compiling import load_function
 
 ATTEMPTS = 10
 """Windows that are drawn before the largest central one is taken."""
@@ -47,12 +47,11 @@ def _resize_by_pillow(image: NDArray[np.uint8], width: int, height: int) -> NDAr
 @cache
 def load_resize() -> Resize | None:
     """Load the loop into this process, after compiling it where that was not done before; None if that cannot be."""
-    try:
-        function = ctypes.CDLL(str(compile_library(SOURCE, APART))).mtrain_resize_rgb
-    except (CannotCompileError, OSError, AttributeError):
-        return None
     address, size = ctypes.c_void_p, ctypes.c_long
-    function.argtypes = (address, size, size, size, address, size, size, ctypes.c_int)
+    types = (address, size, size, size, address, size, size, ctypes.c_int)
+    function = load_function(SOURCE, "mtrain_resize_rgb", *types)
+    if function is None:
+        return None
 
     def resize(image: NDArray[np.uint8], width: int, height: int) -> NDArray[np.uint8]:
         image = image if image.strides[1:] == (3, 1) else np.ascontiguousarray(image)

@@ -12,7 +12,7 @@ from mtrain.spec.config import Loaded
 from mtrain.spec.model import Spec
 from mtrain.spec.resolved import AUTO, Resolved
 from mtrain.system import names, placement
-from mtrain.system.placement import LaunchOptions
+from mtrain.system.launch_options import LaunchOptions
 
 
 def is_by_hand(spec: Spec) -> bool:

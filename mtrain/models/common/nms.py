@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from mtrain.core.compiling import APART, CannotCompileError, compile_library
+from mtrain.core.compiling import load_function
 from mtrain.core.interfaces import Array
 
 _CHUNK = 640
@@ -235,12 +235,11 @@ to keep; returns the places (K,) of those that remain."""
 @cache
 def load_greedy() -> Loop | None:
     """Load the loop into this process, after compiling it where that was not done before; None if that cannot be."""
-    try:
-        function = ctypes.CDLL(str(compile_library(SOURCE, APART))).mtrain_greedy_suppress
-    except (CannotCompileError, OSError, AttributeError):
-        return None
     address, size = ctypes.c_void_p, ctypes.c_long
-    function.argtypes = (address, address, address, size, ctypes.c_float, size, address, address)
+    types = (address, address, address, size, ctypes.c_float, size, address, address)
+    function = load_function(SOURCE, "mtrain_greedy_suppress", *types)
+    if function is None:
+        return None
     function.restype = size
 
     def loop(corners_4N: Array, areas_N: Array, classes_N: Array, threshold: float, max_kept: int) -> Array:

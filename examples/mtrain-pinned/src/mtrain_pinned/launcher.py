@@ -10,7 +10,8 @@ from typing_extensions import override
 from mtrain.core.interfaces import Command, Host, Launcher
 from mtrain.errors import SpecError
 from mtrain.spec.hostnames import bracket_host
-from mtrain.system.placement import LaunchOptions, rank_environment
+from mtrain.system.launch_options import LaunchOptions
+from mtrain.system.placement import rank_environment
 
 FAILED_RANK = re.compile(r"^pinned: rank (\d+) ended with status (-?\d+)$", re.MULTILINE)
 """The line that `starter.py` prints about a rank that has failed by itself."""

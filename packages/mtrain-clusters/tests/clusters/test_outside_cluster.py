@@ -73,7 +73,7 @@ def test_no_file_of_mtrain_names_it():
 
 UNDERIVED_LAUNCHER = """
 from mtrain.core.interfaces import Command
-from mtrain.system.placement import LaunchOptions
+from mtrain.system.launch_options import LaunchOptions
 
 class Plain:
     class Options(LaunchOptions):

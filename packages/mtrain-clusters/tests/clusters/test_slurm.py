@@ -3,7 +3,6 @@
 import os
 import re
 import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -300,7 +299,7 @@ def test_the_script_outlives_a_request_to_end_until_mtrain_has_saved(tmp_path):
     """Slurm sends SIGTERM to the script and to mtrain; the exit code is mtrain's."""
     stub = tmp_path / "python"
     stub.write_text(
-        f"#!{sys.executable}\nimport os, signal, sys, time\n"
+        "#!/usr/bin/env python3\nimport os, signal, sys, time\n"
         "def ended(number, frame):\n    time.sleep(0.5)\n    sys.exit(143)\n"
         "signal.signal(signal.SIGTERM, ended)\nos.kill(os.getppid(), signal.SIGTERM)\n"
         "os.kill(os.getpid(), signal.SIGTERM)\n"
